@@ -1,0 +1,188 @@
+"""The same logical tensors? Across formats and shardings, tensor by tensor, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .engine.moves import Move, Side, link
+from .engine.view import View, handles_for
+from .model import Model, rows_of
+from .stores.base import Chunk, Tensor
+from .stores.dtypes import BY_NAME, FLOATS
+from .stores.torch_dist.reader import TorchDist, locate
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`status` is "differs", "shape", "missing in A" or "missing in B"; `max_abs` only for "differs" between numbers."""
+
+    name: str
+    status: str
+    a: str = ""
+    b: str = ""
+    max_abs: float | None = None
+
+
+@dataclass(slots=True)
+class Comparison:
+    """`equal` counts bit-equal tensors, `equal_values` those whose values agree in different dtypes."""
+
+    equal: int = 0
+    equal_values: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    mtp_tensors: int = 0
+    mtp_equal: int = 0
+    body_equal: int = 0
+    body_tensors: int = 0
+
+    @property
+    def same(self) -> bool:
+        return not self.differences
+
+    @property
+    def mtp_unmoved(self) -> bool:
+        """The body moved and the MTP head is bit-equal: it was left frozen, or an old copy was exported."""
+        return self.mtp_tensors > 0 and self.mtp_equal == self.mtp_tensors and self.body_equal < self.body_tensors
+
+
+class Logical:
+    """The Hugging Face tensors of a model as views, whatever the format underneath."""
+
+    def __init__(self, model: Model, mtp: int | None = None) -> None:
+        table = model.table_with(model.mtp if mtp is None else mtp, _padded(model))
+        rows = rows_of(model, table)
+        store = model.store
+        if isinstance(store, TorchDist):
+            locate(store, {row.megatron.name for row in rows})
+            self.tensors, moves = _from_megatron(model, rows)
+        else:
+            names = {slot.name for row in rows for slot in row.hf}
+            self.tensors = {name: store.tensors[name] for name in names}
+            moves = {name: _own(tensor) for name, tensor in self.tensors.items()}
+        self.moves: dict[str, list[Move]] = moves
+        self.mtp_names = {
+            slot.name for row in rows if any(axis.name == "mtp" for axis in row.rule.axes) for slot in row.hf
+        }
+        self.handles = handles_for(store.files)
+
+    def view(self, name: str) -> View:
+        return View(self.tensors[name], self.moves[name], self.handles)
+
+    def close(self) -> None:
+        self.handles.close()
+
+
+def _padded(model: Model) -> int:
+    entry = model.store.contents.tensors.get("embedding.word_embeddings.weight") if isinstance(model.store, TorchDist) else None
+    return entry.shape[0] if entry else model.dims.vocab_size
+
+
+def _own(tensor: Tensor) -> list[Move]:
+    (chunk,) = tensor.chunks
+    return [Move(chunk.file, chunk.offset, tensor.nbytes, 0, 0, tensor.nbytes, tensor.nbytes, 1, None, tensor.nbytes)]
+
+
+def _from_megatron(model: Model, rows: list[Any]) -> tuple[dict[str, Tensor], dict[str, list[Move]]]:
+    """Virtual Hugging Face tensors: each is a file of its own, numbered, so that moves can be told apart."""
+    tensors: dict[str, Tensor] = {}
+    for row in rows:
+        dtype = model.store.tensors[row.megatron.name].dtype
+        for slot, shape in zip(row.hf, row.rule.shapes, strict=True):
+            chunk = Chunk(len(tensors), 0, (0,) * len(shape), shape)
+            tensors[slot.name] = Tensor(slot.name, dtype, shape, (chunk,))
+    names = list(tensors)
+    moves: dict[str, list[Move]] = {name: [] for name in names}
+    for move in link(rows, Side(tensors), Side(model.store.tensors), to_megatron=False):
+        moves[names[move.target_file]].append(move)
+    return tensors, moves
+
+
+def compare(a: Model, b: Model, progress: Callable[[int], None] | None = None) -> Comparison:
+    """Compare two models tensor by tensor under their Hugging Face names."""
+    left, right = Logical(a), Logical(b)
+    try:
+        return compare_logical(left, right, progress)
+    finally:
+        left.close()
+        right.close()
+
+
+def compare_logical(left: Logical, right: Logical, progress: Callable[[int], None] | None = None) -> Comparison:
+    found = Comparison()
+    for name in sorted(left.tensors.keys() | right.tensors.keys()):
+        mtp = name in left.mtp_names or name in right.mtp_names
+        found.mtp_tensors += mtp
+        found.body_tensors += not mtp
+        difference = _difference(name, left, right)
+        if difference is None:
+            same_dtype = left.tensors[name].dtype == right.tensors[name].dtype
+            found.equal += same_dtype
+            found.equal_values += not same_dtype
+            found.mtp_equal += mtp
+            found.body_equal += not mtp
+        else:
+            found.differences.append(difference)
+        if progress is not None and name in left.tensors:
+            progress(left.tensors[name].nbytes)
+    return found
+
+
+def _difference(name: str, left: Logical, right: Logical) -> Difference | None:
+    if name not in left.tensors or name not in right.tensors:
+        return Difference(name, "missing in B" if name in left.tensors else "missing in A")
+    a, b = left.tensors[name], right.tensors[name]
+    shown = [f"{tensor.dtype} {list(tensor.shape)}" for tensor in (a, b)]
+    if a.shape != b.shape:
+        return Difference(name, "shape", *shown)
+    if a.dtype != b.dtype and not (a.dtype in FLOATS and b.dtype in FLOATS):
+        return Difference(name, "differs", *shown)
+    worst = max_difference(left.view(name), right.view(name))
+    return None if worst is None else Difference(name, "differs", *shown, max_abs=worst)
+
+
+def max_difference(a: View, b: View) -> float | None:
+    """None if every element is equal bit by bit (or by value across dtypes); else the largest |a - b|, nan if one is nan."""
+    worst: float | None = None
+    for here, there in _tile_pairs(a, b):
+        if a.tensor.dtype == b.tensor.dtype and here == there:
+            continue
+        if a.tensor.dtype not in FLOATS and a.tensor.dtype == b.tensor.dtype:
+            return float("nan")
+        delta = _largest(here, a.tensor.dtype, there, b.tensor.dtype)
+        if delta is not None:
+            worst = delta if worst is None or not worst >= delta else worst
+    return worst
+
+
+def _tile_pairs(a: View, b: View) -> Iterator[tuple[bytearray, bytearray]]:
+    """The same rows of both, whatever their element sizes."""
+    ratio = BY_NAME[b.tensor.dtype].itemsize / BY_NAME[a.tensor.dtype].itemsize
+    for start, stop in a.row_tiles():
+        yield a.read(start, stop), b.read(int(start * ratio), int(stop * ratio))
+
+
+def _largest(here: bytearray, here_dtype: str, there: bytearray, there_dtype: str) -> float | None:
+    """Largest |a - b| of two tiles; None if their values are equal (a difference of bits alone counts as 0.0)."""
+    import torch
+
+    a, b = (
+        torch.frombuffer(data, dtype=getattr(torch, BY_NAME[dtype].torch)).double()
+        for data, dtype in ((here, here_dtype), (there, there_dtype))
+    )
+    if here_dtype != there_dtype and torch.equal(a, b):
+        return None
+    return float((a - b).abs().max())
+
+
+def duplicate_difference(model: Model, name: str, original: str) -> float | None:
+    """How a stored duplicate (a tied model's lm_head) differs from its original; None if it does not."""
+    tensors, handles = model.store.tensors, handles_for(model.store.files)
+    try:
+        views = [View(tensors[key], _own(tensors[key]), handles) for key in (name, original)]
+        return max_difference(*views)
+    finally:
+        handles.close()
+
+

@@ -1,0 +1,137 @@
+"""Executing a program with threads: nobody waits for anybody, memory stays bounded whatever the model."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cast import cast_bytes
+from .files import Handles, copy_range, read_exactly, write_exactly
+from .moves import Move
+from .program import GATHER, SMALL, Gather, Program, Task
+
+BUFFER = GATHER + SMALL
+THREADS = min(8, os.cpu_count() or 1)
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Wall and CPU seconds of the writing phase."""
+
+    write_s: float
+    write_cpu_s: float
+
+
+class _Worker:
+    def __init__(self, program: Program, root: Path) -> None:
+        self.sources = Handles(program.sources, os.O_RDONLY)
+        self.targets = Handles([root / name for name, _ in program.image.files], os.O_RDWR)
+        self.buffer = memoryview(bytearray(BUFFER))
+
+    def run(self, task: Task) -> int:
+        if isinstance(task, Gather):
+            self._gather(task)
+        elif task.rows == 1 and task.cast is None:
+            target = self.targets[task.target_file]
+            copy_range(self.sources, task.source_file, task.source, target, task.target, task.width, self.buffer)
+        else:
+            self._tiled(task)
+        return task.nbytes
+
+    def _gather(self, task: Gather) -> None:
+        view, position = self.buffer[: task.nbytes], 0
+        for piece in task.pieces:
+            run = view[position : position + piece.length]
+            if piece.data is None:
+                read_exactly(self.sources, piece.source_file, run, piece.source)
+            else:
+                run[:] = piece.data
+            position += piece.length
+        write_exactly(self.targets[task.file], view, task.offset)
+
+    def _tiled(self, move: Move) -> None:
+        """Strided or casting moves in tiles of rows; a row wider than the buffer in tiles of columns."""
+        for tile in tiles(move, len(self.buffer)):
+            span = (tile.rows - 1) * tile.source_stride + tile.width
+            raw = self.buffer[:span]
+            read_exactly(self.sources, tile.source_file, raw, tile.source)
+            target = self.targets[tile.target_file]
+            for row in range(tile.rows):
+                run = raw[row * tile.source_stride : row * tile.source_stride + tile.width]
+                data = memoryview(cast_bytes(run, tile.cast)) if tile.cast else run
+                write_exactly(target, data, tile.target + row * tile.target_stride)
+
+    def close(self) -> None:
+        self.sources.close()
+        self.targets.close()
+
+
+def tiles(move: Move, limit: int) -> Iterator[Move]:
+    """The move cut so that the source span of a tile fits `limit` bytes; contiguous rows are merged into one run."""
+    if move.rows > 1 and move.source_stride == move.width and move.target_stride == move.target_width:
+        width, wide = move.width * move.rows, move.target_width * move.rows
+        move = move._replace(width=width, target_width=wide, source_stride=width, target_stride=wide, rows=1)
+    if move.rows == 1:
+        step = limit // 64 * 64
+        for start in range(0, move.width, step):
+            width = min(step, move.width - start)
+            shift = start * move.target_width // move.width
+            wide = width * move.target_width // move.width
+            yield move._replace(source=move.source + start, target=move.target + shift, width=width, target_width=wide)
+        return
+    if move.width > limit:
+        for row in range(move.rows):
+            one = move._replace(source=move.source + row * move.source_stride, target=move.target + row * move.target_stride, rows=1)
+            yield from tiles(one, limit)
+        return
+    step = max(1, (limit - move.width) // move.source_stride + 1)
+    for row in range(0, move.rows, step):
+        source, target = move.source + row * move.source_stride, move.target + row * move.target_stride
+        yield move._replace(source=source, target=target, rows=min(step, move.rows - row))
+
+
+def execute(program: Program, root: Path, progress: Progress | None = None) -> Timing:
+    """Write the program's image under `root`; raises what a thread raised, after all have stopped."""
+    started, cpu = time.perf_counter(), time.process_time()
+    for name, size in program.image.files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        with (root / name).open("xb") as stream:
+            stream.truncate(size)
+    tasks, lock, stop = program.tasks(), threading.Lock(), threading.Event()
+
+    def work() -> None:
+        worker = _Worker(program, root)
+        try:
+            while not stop.is_set():
+                with lock:
+                    task = next(tasks, None)
+                if task is None:
+                    return
+                done = worker.run(task)
+                if progress is not None:
+                    progress(done)
+        except BaseException:
+            stop.set()
+            raise
+        finally:
+            worker.close()
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        futures = [pool.submit(work) for _ in range(THREADS)]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            stop.set()
+    for future in futures:
+        future.result()
+    for name, data in program.image.small_files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return Timing(time.perf_counter() - started, time.process_time() - cpu)

@@ -1,0 +1,166 @@
+"""From rows of a table to moves of bytes: boxes of parts and wholes, intersected with the chunks on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from ..mapping.arrangement import Shape
+from ..mapping.rules import Bound, Rule, Slot
+from ..stores.base import Chunk, Tensor, leading_boxes
+from ..stores.dtypes import BY_NAME
+
+
+class Cast(NamedTuple):
+    """Element types of a converting move, as safetensors names."""
+
+    source: str
+    target: str
+
+
+class Move(NamedTuple):
+    """`rows` runs of `width` source bytes, from `source_stride` apart to `target_stride` apart.
+
+    One row is a plain copy. With a `cast` the run is `width` bytes of the source dtype and lands in the target dtype.
+    """
+
+    source_file: int
+    source: int
+    source_stride: int
+    target_file: int
+    target: int
+    target_stride: int
+    width: int
+    rows: int
+    cast: Cast | None
+    target_width: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes written."""
+        return self.target_width * self.rows
+
+
+class Pair(NamedTuple):
+    """The same box in a part and in the whole."""
+
+    part: int
+    part_origin: Shape
+    whole_origin: Shape
+    size: Shape
+
+
+@lru_cache(maxsize=4096)
+def pairs(rule: Rule) -> tuple[Pair, ...]:
+    """The boxes of a rule's arrangement, from its blocks."""
+    found, position, axis = [], 0, rule.arrangement.axis
+    for block in rule.arrangement.blocks:
+        shape = rule.shapes[block.part]
+
+        def at(value: int, shape: Shape = shape) -> Shape:
+            return tuple(value if i == axis else 0 for i in range(len(shape)))
+
+        size = tuple(block.length if i == axis else extent for i, extent in enumerate(shape))
+        found.append(Pair(block.part, at(block.start), at(position), size))
+        position += block.length
+    return tuple(found)
+
+
+class Side:
+    """Tensors of one side, with their chunks found by slot."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+        self._boxes: dict[tuple[str, int], dict[tuple[int, ...], list[Chunk]]] = {}
+
+    def chunks(self, slot: Slot) -> list[Chunk]:
+        key = (slot.name, len(slot.index))
+        boxes = self._boxes.get(key)
+        if boxes is None:
+            boxes = self._boxes[key] = leading_boxes(self.tensors[slot.name], len(slot.index))
+        return boxes.get(slot.index, [])
+
+
+def link(rows: Iterable[Bound], hf: Side, megatron: Side, to_megatron: bool) -> Iterator[Move]:
+    """The moves that build the destination side from the source side, row by row of the table."""
+    for row in rows:
+        whole = megatron.chunks(row.megatron)
+        whole_dtype = megatron.tensors[row.megatron.name].dtype
+        parts = [hf.chunks(slot) for slot in row.hf]
+        dtypes = [hf.tensors[slot.name].dtype for slot in row.hf]
+        for pair in pairs(row.rule):
+            part = (parts[pair.part], pair.part_origin, dtypes[pair.part])
+            there = (whole, pair.whole_origin, whole_dtype)
+            source, target = (part, there) if to_megatron else (there, part)
+            yield from box_moves(source, target, pair.size)
+
+
+Located = tuple[list[Chunk], Shape, str]
+
+
+def box_moves(source: Located, target: Located, size: Shape) -> Iterator[Move]:
+    """Moves of the box of `size` at `origin` in chunks of dtype: (chunks, origin, dtype) on both sides."""
+    cast = None if source[2] == target[2] else Cast(source[2], target[2])
+    items = (BY_NAME[source[2]].itemsize, BY_NAME[target[2]].itemsize)
+    if len(source[0]) == 1 == len(target[0]) and source[0][0].shape == size == target[0][0].shape:
+        a, b, count = source[0][0], target[0][0], prod(size)
+        width, wide = count * items[0], count * items[1]
+        yield Move(a.file, a.offset, width, b.file, b.offset, wide, width, 1, cast, wide)
+        return
+    for a, low_a, high_a in _inside(source[0], source[1], size):
+        for b, low_b, high_b in _inside(target[0], target[1], size):
+            low = tuple(map(max, low_a, low_b))
+            extent = tuple(h - lo for h, lo in zip(map(min, high_a, high_b), low, strict=True))
+            if all(n > 0 for n in extent):
+                yield from _overlap((a, source[1]), (b, target[1]), low, extent, items, cast)
+
+
+def _inside(chunks: list[Chunk], origin: Shape, size: Shape) -> list[tuple[Chunk, Shape, Shape]]:
+    """Chunks that meet the box, with the meeting range in the box's own coordinates."""
+    found = []
+    for chunk in chunks:
+        low = tuple(max(0, c - o) for c, o in zip(chunk.origin, origin, strict=True))
+        high = tuple(min(s, c + n - o) for s, c, n, o in zip(size, chunk.origin, chunk.shape, origin, strict=True))
+        if all(a < b for a, b in zip(low, high, strict=True)):
+            found.append((chunk, low, high))
+    return found
+
+
+def _overlap(
+    source: tuple[Chunk, Shape], target: tuple[Chunk, Shape], low: Shape, extent: Shape, items: tuple[int, int], cast: Cast | None
+) -> Iterator[Move]:
+    """Moves of one overlap; trailing dimensions that are contiguous on both sides become one run."""
+    (a, origin_a), (b, origin_b) = source, target
+    run = len(extent)
+    while run > 0 and all(extent[i] == a.shape[i] == b.shape[i] for i in range(run, len(extent))):
+        run -= 1
+    count = prod(extent[run:])
+    strides_a, strides_b = _strides(a.shape), _strides(b.shape)
+    start_a = sum((n + o - c) * s for n, o, c, s in zip(low, origin_a, a.origin, strides_a, strict=True))
+    start_b = sum((n + o - c) * s for n, o, c, s in zip(low, origin_b, b.origin, strides_b, strict=True))
+    rows = extent[run - 1] if run else 1
+    step_a, step_b = (strides_a[run - 1], strides_b[run - 1]) if run else (count, count)
+    for outer in product(*(range(n) for n in extent[: max(0, run - 1)])):
+        shift_a = start_a + sum(i * s for i, s in zip(outer, strides_a, strict=False))
+        shift_b = start_b + sum(i * s for i, s in zip(outer, strides_b, strict=False))
+        yield Move(
+            a.file,
+            a.offset + shift_a * items[0],
+            step_a * items[0],
+            b.file,
+            b.offset + shift_b * items[1],
+            step_b * items[1],
+            count * items[0],
+            rows,
+            cast,
+            count * items[1],
+        )
+
+
+def _strides(shape: Shape) -> Shape:
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+

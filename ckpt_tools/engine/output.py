@@ -1,0 +1,86 @@
+"""The destination directory: checked first, written beside itself as `.partial`, renamed when everything is in."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import CkptError, OutputExists, UsageProblem, error
+
+SLACK = 16 << 20  # directory blocks and small files
+
+
+def partial_of(target: Path) -> Path:
+    return target.with_name(target.name + ".partial")
+
+
+def check_target(source: Path, target: Path, overwrite: bool, recognised: Callable[[Path], bool]) -> None:
+    """Raise unless `target` may be written: not inside the source, and absent, empty or overwritable.
+
+    Only a directory that `recognised` calls a checkpoint is ever replaced.
+    """
+    a, b = source.resolve(), target.resolve()
+    if a == b or a in b.parents or b in a.parents:
+        raise error(
+            UsageProblem, "output-in-source", "source and destination contain each other", where=str(target),
+            expected="separate directories", actual=f"{a} and {b}", fix="choose another destination",
+        )  # fmt: skip
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    replaceable = target.is_dir() and recognised(target)
+    if not (overwrite and replaceable):
+        fix = "choose another destination, or --overwrite" if replaceable else "choose another destination"
+        raise error(
+            OutputExists, "output-exists", "the destination is already there", where=str(target),
+            expected="no such directory, or an empty one",
+            actual="a checkpoint" if replaceable else "something that is not a checkpoint and is never overwritten", fix=fix,
+        )  # fmt: skip
+
+
+def check_space(target: Path, nbytes: int) -> None:
+    """Raise unless the file system of `target` has room for `nbytes`."""
+    parent = next(path for path in target.resolve().parents if path.exists())
+    free = shutil.disk_usage(parent).free
+    if free < nbytes + SLACK:
+        raise error(
+            CkptError, "disk-full", "not enough free disk for the output", where=str(parent),
+            expected=f"{nbytes + SLACK:,} bytes", actual=f"{free:,} bytes free", fix="free some space, or choose another disk",
+        )  # fmt: skip
+
+
+@contextmanager
+def output_directory(target: Path, nbytes: int) -> Iterator[Path]:
+    """A `.partial` directory to write into; it becomes `target` if the block succeeds and vanishes if it fails."""
+    check_space(target, nbytes)
+    partial = partial_of(target)
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        _rename(partial, target)
+    except OSError as problem:
+        shutil.rmtree(partial, ignore_errors=True)
+        full = problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise error(
+            CkptError, "disk-full" if full else "write-failed", "writing failed; the incomplete output was removed",
+            where=str(problem.filename or partial), expected=f"room for {nbytes:,} bytes", actual=str(problem),
+            fix="free some space, or choose another disk",
+        ) from problem  # fmt: skip
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _rename(partial: Path, target: Path) -> None:
+    if target.exists() and any(target.iterdir()):
+        old = target.with_name(f"{target.name}.replaced-{os.getpid()}")
+        os.rename(target, old)
+        os.rename(partial, target)
+        shutil.rmtree(old)
+    else:
+        os.rename(partial, target)

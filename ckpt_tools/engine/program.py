@@ -1,0 +1,119 @@
+"""The program: moves and literals in destination order, cut into tasks that any thread can take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import CkptError, error
+from ..stores.base import Image, Literal
+from .moves import Move
+
+SMALL = 64 << 10  # below this, one buffered write for many pieces beats a system call each
+GATHER = 4 << 20
+PIECE = 64 << 20
+
+
+class Piece(NamedTuple):
+    """A run inside a gathered write: bytes at `source` of a file, or `data` itself."""
+
+    length: int
+    source_file: int
+    source: int
+    data: bytes | None
+
+
+class Gather(NamedTuple):
+    """Adjacent small pieces, written at once."""
+
+    file: int
+    offset: int
+    pieces: list[Piece]
+    nbytes: int
+
+
+Task = Move | Gather
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Everything an execution needs: source files, the destination image, the moves."""
+
+    sources: list[Path]
+    image: Image
+    moves: list[Move]
+
+    @property
+    def nbytes(self) -> int:
+        return self.image.nbytes
+
+    @property
+    def casts(self) -> bool:
+        return any(move.cast for move in self.moves)
+
+    def check(self, zero_bytes: int) -> None:
+        """Raise CkptError unless the moves cover every tensor byte except `zero_bytes` of padding, none twice."""
+        wanted = sum(tensor.nbytes for tensor in self.image.tensors.values()) - zero_bytes
+        moved = sum(move.nbytes for move in self.moves)
+        ends: dict[int, int] = {}
+        overlap = ""
+        for move in sorted((move for move in self.moves if move.rows == 1), key=lambda m: (m.target_file, m.target)):
+            if move.target < ends.get(move.target_file, 0):
+                overlap = f"{self.image.files[move.target_file][0]} at byte {move.target:,}"
+            ends[move.target_file] = move.target + move.nbytes
+        if moved != wanted or overlap:
+            raise error(
+                CkptError,
+                "program-incomplete",
+                "the byte program does not cover the destination exactly once",
+                where=overlap,
+                expected=f"{wanted:,} bytes",
+                actual=f"{moved:,} bytes",
+                fix="chunks of the source overlap or miss a part; save it again. If it is sound, this is a bug: report it",
+            )
+
+    def tasks(self) -> Iterator[Task]:
+        """Tasks in destination order: big contiguous pieces, gathered small ones, strided or casting moves."""
+        items: list[Move | Literal] = [*self.moves, *_split(self.image.literals)]
+        items.sort(key=lambda item: item[3:5] if isinstance(item, Move) else item[:2])
+        yield from _gathered(items)
+
+
+def _split(literals: Iterable[Literal]) -> Iterator[Literal]:
+    """Literals in runs of at most SMALL bytes: the header of a file with many tensors is megabytes."""
+    for file, offset, data in literals:
+        for start in range(0, len(data), SMALL):
+            yield Literal(file, offset + start, data[start : start + SMALL])
+
+
+def _gathered(items: Iterable[Move | Literal]) -> Iterator[Task]:
+    open_: Gather | None = None
+    for item in items:
+        if isinstance(item, Move):
+            if item.rows > 1 or item.cast or item.width > SMALL:
+                yield from _pieces(item)
+                continue
+            file, offset, piece = item.target_file, item.target, Piece(item.width, item.source_file, item.source, None)
+        else:
+            file, offset, piece = item.file, item.offset, Piece(len(item.data), -1, 0, item.data)
+        adjacent = open_ and open_.file == file and open_.offset + open_.nbytes == offset and open_.nbytes < GATHER
+        if open_ and not adjacent:
+            yield open_
+            open_ = None
+        before = open_.pieces if open_ else []
+        before.append(piece)
+        open_ = Gather(file, open_.offset if open_ else offset, before, (open_.nbytes if open_ else 0) + piece.length)
+    if open_:
+        yield open_
+
+
+def _pieces(move: Move) -> Iterator[Move]:
+    """A plain copy cut into PIECE bytes; strided and casting moves stay whole, their executor tiles them."""
+    if move.rows > 1 or move.cast or move.width <= PIECE:
+        yield move
+        return
+    for start in range(0, move.width, PIECE):
+        width = min(PIECE, move.width - start)
+        yield move._replace(source=move.source + start, target=move.target + start, width=width, target_width=width)

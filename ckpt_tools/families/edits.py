@@ -1,0 +1,45 @@
+"""Editing config.json field by field: never through a config class, which would drop what it does not know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .config import MTP_FIELDS
+
+DTYPE_FIELDS = ("torch_dtype", "dtype")
+
+
+def edited_config(original: bytes, edits: Mapping[tuple[str, ...], Any]) -> bytes:
+    """config.json with the values at `edits` (paths of keys) replaced, all else as it was; unchanged bytes if equal."""
+    config = json.loads(original)
+    changed = False
+    for path, value in edits.items():
+        holder = config
+        for key in path[:-1]:
+            holder = holder[key]
+        changed |= path[-1] not in holder or holder[path[-1]] != value
+        holder[path[-1]] = value
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode() if changed else original
+
+
+def mtp_edits(config: Mapping[str, Any], count: int, family_field: str) -> dict[tuple[str, ...], int]:
+    """Edits that make the config declare `count` MTP layers, in the fields it has or else in the family's field."""
+    present = {path: count for path in _paths(config, MTP_FIELDS)}
+    if present or not count:
+        return present
+    nested = ("text_config",) if isinstance(config.get("text_config"), Mapping) else ()
+    return {(*nested, family_field): count}
+
+
+def dtype_edits(config: Mapping[str, Any], torch_dtype: str) -> dict[tuple[str, ...], str]:
+    return dict.fromkeys(_paths(config, DTYPE_FIELDS), torch_dtype)
+
+
+def _paths(config: Mapping[str, Any], names: tuple[str, ...]) -> list[tuple[str, ...]]:
+    nested = config.get("text_config")
+    levels: list[tuple[tuple[str, ...], Mapping[str, Any]]] = [((), config)]
+    if isinstance(nested, Mapping):
+        levels.append((("text_config",), nested))
+    return [(*level, name) for level, values in levels for name in names if name in values]

@@ -1,0 +1,201 @@
+"""Rules tie Hugging Face names to one Megatron name; a table of rules expands to a finite bijection.
+
+Names are templates whose dotted segments may be an axis: `decoder.layers.{layer}.mlp.linear_fc2.weight`. An axis that a
+name does not spell is a leading dimension of the stored tensor: that is all that "stacked" layers, stacked experts and
+packed experts are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import NamedTuple
+
+from .arrangement import Arrangement, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One index of a name: its values on the Megatron side and, where they differ, on the Hugging Face side."""
+
+    name: str
+    megatron: range
+    hf: range | None = None
+
+    @property
+    def hf_values(self) -> range:
+        return self.megatron if self.hf is None else self.hf
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """One on-disk name of a Megatron tensor and the named variants it belongs to, such as `("norms", "fused")`."""
+
+    template: str
+    variants: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One Megatron tensor per combination of axis values, arranged from the parts `hf` of shapes `shapes`.
+
+    `spellings[0]` is what Megatron with TransformerEngine writes; the others are read as well and written on request.
+    `keep_dtype` marks tensors that no dtype option may cast (router bias, integer tables).
+    """
+
+    spellings: tuple[Spelling, ...]
+    hf: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    arrangement: Arrangement
+    axes: tuple[Axis, ...] = ()
+    keep_dtype: bool = False
+
+    @property
+    def whole_shape(self) -> Shape:
+        return self.arrangement.whole_shape(self.shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A Hugging Face tensor that must equal another one: compared on the way in, copied on the way out."""
+
+    hf: str
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A module for which TransformerEngine asks an `_extra_state` object."""
+
+    spellings: tuple[Spelling, ...]
+    axes: tuple[Axis, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Everything one model holds, on both sides.
+
+    `recomputed` are buffers that older releases store and that follow from the config (rotary `inv_freq`).
+    """
+
+    rules: tuple[Rule, ...]
+    states: tuple[State, ...] = ()
+    duplicates: tuple[Duplicate, ...] = ()
+    recomputed: tuple[str, ...] = ()
+
+
+class Slot(NamedTuple):
+    """A logical tensor inside a stored one: the stored name and the position on its leading axes."""
+
+    name: str
+    index: tuple[int, ...]
+
+
+class Bound(NamedTuple):
+    """One expanded row of a table."""
+
+    rule: Rule
+    megatron: Slot
+    hf: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """Whether the decoder's layers are stacked into one tensor, and which spelling each rule uses (by its canonical one)."""
+
+    stacked: bool
+    spelling: Mapping[str, Spelling] = field(default_factory=dict)
+
+    def template(self, row: Rule | State) -> str:
+        canonical = row.spellings[0]
+        chosen = self.spelling.get(canonical.template, canonical).template
+        return without(chosen, "layer") if self.stacked else chosen
+
+
+def naming_of(table: Table, stacked: bool, variants: Mapping[str, str]) -> Naming:
+    """The naming that follows `variants` where a rule knows them and is canonical elsewhere."""
+    chosen: dict[str, Spelling] = {}
+    for row in (*table.rules, *table.states):
+        wanted = dict(row.spellings[0].variants)
+        wanted |= {kind: value for kind, value in variants.items() if kind in wanted}
+        match = [spelling for spelling in row.spellings if dict(spelling.variants) == wanted]
+        chosen[row.spellings[0].template] = match[0] if match else row.spellings[0]
+    return Naming(stacked, chosen)
+
+
+def state_keys(table: Table, naming: Naming) -> list[str]:
+    """Keys of every `_extra_state` object: `<module>._extra_state/shard_<index>_<count>` (mcore ShardedObject)."""
+    keys = []
+    for state in table.states:
+        template = naming.template(state)
+        counts = [len(axis.megatron) for axis in stacked_axes(template, state.axes)]
+        total = ".".join(map(str, counts)) or "1"
+        for slot in _slots(template, state.axes, hf=False):
+            index = ".".join(map(str, slot.index)) or "0"
+            keys.append(f"{slot.name}._extra_state/shard_{index}_{total}")
+    return keys
+
+
+def without(template: str, axis: str) -> str:
+    """The template with an axis taken out: the name of the tensor that stacks it."""
+    token = f"{{{axis}}}"
+    return ".".join(segment for segment in template.split(".") if segment != token)
+
+
+def spelled(template: str, axis: Axis) -> bool:
+    return f"{{{axis.name}}}" in template.split(".")
+
+
+def stacked_axes(template: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The axes that are leading dimensions of the tensor that `template` names."""
+    return tuple(axis for axis in axes if not spelled(template, axis))
+
+
+def stored_shape(template: str, axes: tuple[Axis, ...], logical: Shape) -> Shape:
+    """Shape of the stored tensor: one leading dimension per axis that the name does not spell."""
+    return (*(len(axis.megatron) for axis in stacked_axes(template, axes)), *logical)
+
+
+def _slots(template: str, axes: tuple[Axis, ...], hf: bool) -> Iterator[Slot]:
+    """The slot of `template` for every combination of axis values, in row-major order of `axes`."""
+    values = [axis.hf_values if hf else axis.megatron for axis in axes]
+    leading = [not spelled(template, axis) for axis in axes]
+    names = [axis.name for axis in axes]
+    for positions in product(*(range(len(axis.megatron)) for axis in axes)):
+        chosen = {name: values[i][positions[i]] for i, name in enumerate(names)}
+        index = tuple(position for position, lead in zip(positions, leading, strict=True) if lead)
+        yield Slot(template.format_map(chosen), index)
+
+
+def expand(table: Table, naming: Naming) -> Iterator[Bound]:
+    """Every row of the table under one naming."""
+    for rule in table.rules:
+        parts = zip(*(_slots(name, rule.axes, hf=True) for name in rule.hf), strict=True)
+        for megatron, hf in zip(_slots(naming.template(rule), rule.axes, hf=False), parts, strict=True):
+            yield Bound(rule, megatron, hf)
+
+
+def hf_shapes(table: Table) -> dict[str, Shape]:
+    """Every Hugging Face tensor of the table with its shape; raises ValueError if two rules claim one name."""
+    found: dict[str, Shape] = {}
+    for rule in table.rules:
+        for template, logical in zip(rule.hf, rule.shapes, strict=True):
+            shape = stored_shape(template, rule.axes, logical)
+            names = {slot.name for slot in _slots(template, rule.axes, hf=True)}
+            if clash := names & found.keys():
+                raise ValueError(f"two rules claim {sorted(clash)[:3]}")
+            found |= dict.fromkeys(names, shape)
+    return found
+
+
+def hf_names(rule: Rule) -> Iterator[str]:
+    """The Hugging Face names of one rule, expanded."""
+    for template in rule.hf:
+        for slot in _slots(template, rule.axes, hf=True):
+            yield slot.name
+
+
+def megatron_names(template: str, axes: tuple[Axis, ...]) -> list[str]:
+    """The stored Megatron names of one template, each once."""
+    return list(dict.fromkeys(slot.name for slot in _slots(template, axes, hf=False)))

@@ -1,0 +1,1 @@
+"""Where tensor bytes lie in files: Hugging Face folders and Megatron torch-dist directories."""

@@ -1,0 +1,99 @@
+"""What every store is to the engine: files, and tensors that are tiled by row-major chunks of those files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+from ..mapping.arrangement import Shape
+from .dtypes import BY_NAME
+
+
+class Chunk(NamedTuple):
+    """A box of a tensor that lies row-major and contiguous in a file."""
+
+    file: int
+    offset: int
+    origin: Shape
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A stored tensor; `dtype` is a safetensors name. Chunks tile the shape exactly."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def itemsize(self) -> int:
+        return BY_NAME[self.dtype].itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+
+@dataclass(slots=True)
+class Source:
+    """Tensors in files that exist. `files` are absolute; a Chunk's `file` indexes them."""
+
+    root: Path
+    files: list[Path]
+    tensors: dict[str, Tensor]
+
+
+class Literal(NamedTuple):
+    """Bytes that belong at a place of a destination file: headers, zip records, objects."""
+
+    file: int
+    offset: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class Image:
+    """A destination laid out before anything is written: every byte has an address.
+
+    `files` are (relative path, size); regions that no literal and no tensor covers are zero.
+    """
+
+    files: list[tuple[str, int]]
+    literals: list[Literal]
+    tensors: dict[str, Tensor]
+    small_files: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(size for _, size in self.files) + sum(len(data) for data in self.small_files.values())
+
+
+def leading_boxes(tensor: Tensor, axes: int) -> dict[tuple[int, ...], list[Chunk]]:
+    """The chunks of every index on the first `axes` dimensions, with those dimensions taken off.
+
+    A row-major chunk that spans several leading indices is contiguous for each of them, so it falls apart exactly.
+    """
+    if axes == 0:
+        return {(): list(tensor.chunks)}
+    found: dict[tuple[int, ...], list[Chunk]] = {}
+    for chunk in tensor.chunks:
+        step = prod(chunk.shape[axes:]) * tensor.itemsize
+        for number, inner in enumerate(positions(chunk.shape[:axes])):
+            index = tuple(start + i for start, i in zip(chunk.origin, inner, strict=False))
+            piece = Chunk(chunk.file, chunk.offset + number * step, chunk.origin[axes:], chunk.shape[axes:])
+            found.setdefault(index, []).append(piece)
+    return found
+
+
+def positions(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    if not shape:
+        yield ()
+        return
+    for first in range(shape[0]):
+        for rest in positions(shape[1:]):
+            yield (first, *rest)

@@ -1,0 +1,199 @@
+"""A Hugging Face folder: config.json and safetensors files, with or without an index."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import NotFound, error
+from ..mapping.arrangement import Shape
+from ..report import Report, listed
+from .base import Chunk, Image, Literal, Source, Tensor
+from .safetensors_header import BadHeader, header_bytes, read_header
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+@dataclass(slots=True)
+class HfFolder(Source):
+    """`config` is None when the folder has none; `report` holds every integrity finding."""
+
+    config: dict[str, Any] | None
+    report: Report
+
+
+def is_hf_folder(path: Path) -> bool:
+    return (path / CONFIG).is_file() or (path / INDEX).is_file() or any(path.glob("*.safetensors"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; raises NotFound for a missing, unreadable or malformed file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise error(
+            NotFound, "json-unreadable", f"cannot read {path.name}", where=str(path), actual=str(problem), fix="restore the file"
+        ) from problem
+    if not isinstance(value, dict):
+        raise error(
+            NotFound, "json-unreadable", f"{path.name} is not an object", where=str(path), expected="{...}", actual=str(value)[:60]
+        )
+    return value
+
+
+def open_folder(root: Path) -> HfFolder:
+    """Read config, index and headers, check them against each other and against the file sizes. No tensor bytes."""
+    report = Report()
+    config = read_json(root / CONFIG) if (root / CONFIG).is_file() else None
+    paths = sorted(path for path in root.glob("*.safetensors") if path.is_file())
+    folder = HfFolder(root, paths, {}, config, report)
+    holders: dict[str, list[str]] = {}
+    for number, path in enumerate(paths):
+        try:
+            tensors = read_header(path, number)
+        except BadHeader as problem:
+            report.findings.append(problem.finding)
+            continue
+        for name, tensor in tensors.items():
+            holders.setdefault(name, []).append(path.name)
+            folder.tensors[name] = tensor
+    _check_twice(root, holders, report)
+    if (root / INDEX).is_file():
+        _check_index(root, holders, folder, report)
+    else:
+        _check_numbering(root, paths, report)
+    return folder
+
+
+def _check_twice(root: Path, holders: dict[str, list[str]], report: Report) -> None:
+    if twice := {name: files for name, files in holders.items() if len(files) > 1}:
+        report.error(
+            "tensor-twice",
+            f"{len(twice)} tensors lie in more than one file",
+            where=str(root),
+            expected="every tensor once",
+            actual=listed(f"{name} in {' and '.join(files)}" for name, files in twice.items()),
+            fix="remove the file that does not belong to this checkpoint",
+        )
+
+
+def _check_index(root: Path, holders: dict[str, list[str]], folder: HfFolder, report: Report) -> None:
+    index = read_json(root / INDEX)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        report.error(
+            "index-invalid",
+            "the index has no weight_map of names to files",
+            where=str(root / INDEX),
+            expected='{"weight_map": {tensor: file}}',
+            actual=str(weight_map)[:60],
+            fix="restore the index",
+        )
+        return
+    for file in sorted(set(weight_map.values()) - {path.name for path in folder.files}):
+        report.error(
+            "shard-missing",
+            f"the index names {file}, which is not there",
+            where=str(root),
+            expected=f"{file} with {Counter(weight_map.values())[file]} tensors",
+            actual="no such file",
+            fix="incomplete download? fetch the shard again",
+        )
+    present = {path.name for path in folder.files}
+    broken = {Path(finding.where).name for finding in report.findings if finding.where}
+    for name, file in weight_map.items():
+        if file not in present or file in broken or file in holders.get(name, ()):
+            continue
+        elsewhere = holders.get(name)
+        report.error(
+            "index-wrong-shard" if elsewhere else "index-ghost",
+            f"{name} is not in the shard that the index names",
+            where=f"{root / INDEX}: {file}",
+            expected=f"{name} in {file}",
+            actual=f"found in {elsewhere[0]}" if elsewhere else "in no file",
+            fix="write the index again from the headers" if elsewhere else "fetch the checkpoint again; the tensor is lost",
+        )
+    if omitted := [name for name in holders if name not in weight_map]:
+        files = sorted({holders[name][0] for name in omitted})
+        report.error(
+            "index-omits",
+            f"{len(omitted)} tensors in {listed(files)} are not in the index",
+            where=str(root / INDEX),
+            expected="every tensor of every file",
+            actual=f"absent: {listed(omitted)}",
+            fix="write the index again from the headers, or move files that do not belong to this checkpoint away",
+        )
+    _check_total(root, index, folder, report)
+
+
+def _check_total(root: Path, index: dict[str, Any], folder: HfFolder, report: Report) -> None:
+    metadata = index.get("metadata")
+    stated = metadata.get("total_size") if isinstance(metadata, dict) else None
+    total = sum(tensor.nbytes for tensor in folder.tensors.values())
+    if stated is not None and stated != total and not report.errors:
+        report.warn(
+            "total-size",
+            "metadata.total_size is not the sum of the tensors",
+            where=str(root / INDEX),
+            expected=f"{total}",
+            actual=f"{stated}",
+            fix="harmless for loading; write the index again",
+        )
+
+
+def _check_numbering(root: Path, paths: list[Path], report: Report) -> None:
+    """Files named ...-00001-of-00004 without an index must all be there."""
+    for path in paths:
+        head, _, total = path.stem.rpartition("-of-")
+        prefix, _, number = head.rpartition("-")
+        if not (number.isdigit() and total.isdigit()):
+            continue
+        wanted = {f"{prefix}-{i:0{len(number)}d}-of-{total}{path.suffix}" for i in range(1, int(total) + 1)}
+        if missing := sorted(wanted - {other.name for other in paths}):
+            report.error(
+                "shard-missing",
+                f"{path.name} says {int(total)} files and {len(missing)} are not there",
+                where=str(root),
+                expected=f"{int(total)} files",
+                actual=f"missing: {listed(missing)}",
+                fix="incomplete download? fetch the shards and the index again",
+            )
+            return
+
+
+def lay_out(tensors: list[tuple[str, str, Shape]], max_file: int) -> Image:
+    """One file, or numbered shards of at most `max_file` bytes of data (a larger tensor stands alone) with an index."""
+    shards: list[list[tuple[str, str, Shape]]] = [[]]
+    sizes = [0]
+    for entry in tensors:
+        nbytes = Tensor(*entry, ()).nbytes
+        if shards[-1] and sizes[-1] + nbytes > max_file:
+            shards.append([])
+            sizes.append(0)
+        shards[-1].append(entry)
+        sizes[-1] += nbytes
+    total = len(shards)
+    names = [SINGLE] if total == 1 else [f"model-{i:05d}-of-{total:05d}.safetensors" for i in range(1, total + 1)]
+    image = Image([], [], {})
+    for number, (file, shard) in enumerate(zip(names, shards, strict=True)):
+        header = header_bytes(shard)
+        image.literals.append(Literal(number, 0, header))
+        position = len(header)
+        for name, dtype, shape in shard:
+            image.tensors[name] = Tensor(name, dtype, shape, (Chunk(number, position, (0,) * len(shape), shape),))
+            position += image.tensors[name].nbytes
+        image.files.append((file, position))
+    if total > 1:
+        image.small_files[INDEX] = _index_bytes(names, shards, sum(sizes))
+    return image
+
+
+def _index_bytes(names: list[str], shards: list[list[tuple[str, str, Shape]]], total: int) -> bytes:
+    weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name, _, _ in shard}
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    return (json.dumps(index, indent=2) + "\n").encode()

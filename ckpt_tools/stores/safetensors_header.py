@@ -1,0 +1,127 @@
+"""The safetensors header: 8 bytes little-endian length, JSON, then the data (huggingface/safetensors, README "Format").
+
+Read here rather than through the library because the engine needs byte addresses, and checked as strictly as it does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ..errors import Finding
+from ..mapping.arrangement import Shape
+from .base import Chunk, Tensor
+from .dtypes import BY_NAME
+
+MAX_HEADER = 100_000_000
+ALIGNMENT = 8
+
+
+class BadHeader(Exception):
+    """Why a file is no safetensors file."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
+
+
+def _bad(path: Path, code: str, what: str, expected: str, actual: str, fix: str = "download or write it again") -> BadHeader:
+    return BadHeader(Finding(code, what, where=str(path), expected=expected, actual=actual, fix=fix))
+
+
+def read_header(path: Path, file: int) -> dict[str, Tensor]:
+    """The tensors of one file by name, as file number `file`; raises BadHeader and OSError. Reads no tensor bytes."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        prefix = stream.read(8)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or length > min(MAX_HEADER, size - 8):
+            raise _bad(
+                path,
+                "file-truncated",
+                "the header does not fit into the file",
+                f"a header of at most {max(0, size - 8):,} bytes",
+                f"{length:,} bytes announced" if len(prefix) == 8 else f"a file of {size} bytes",
+                "incomplete download? fetch the file again",
+            )
+        raw = stream.read(length)
+    try:
+        entries = json.loads(raw, object_pairs_hook=lambda pairs: _unique(path, pairs))
+    except ValueError as problem:
+        raise _bad(path, "header-invalid", "the header is not JSON", "a JSON object", str(problem)) from problem
+    if not isinstance(entries, dict):
+        raise _bad(path, "header-invalid", "the header is not an object", "a JSON object", type(entries).__name__)
+    entries.pop("__metadata__", None)
+    tensors = {name: _tensor(path, file, name, entry, 8 + length) for name, entry in entries.items()}
+    _check_extent(path, tensors.values(), 8 + length, size)
+    return tensors
+
+
+def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _bad(path, "header-invalid", "a key occurs twice in the header", "unique names", "a repeated name")
+    return found
+
+
+def _tensor(path: Path, file: int, name: str, entry: Any, base: int) -> Tensor:
+    try:
+        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        numbers = (*shape, start, stop)
+    except (KeyError, TypeError, ValueError) as problem:
+        raise _bad(path, "header-invalid", f"{name} has no proper entry", "dtype, shape, data_offsets", repr(entry)) from problem
+    if dtype not in BY_NAME:
+        raise _bad(path, "dtype-unknown", f"{name} has an unknown dtype", ", ".join(BY_NAME), str(dtype))
+    if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in numbers):
+        raise _bad(path, "header-invalid", f"{name} has numbers that cannot be", "integers of 0 or more", repr(entry))
+    if prod(shape) * BY_NAME[dtype].itemsize != stop - start:
+        raise _bad(
+            path,
+            "header-invalid",
+            f"{name}: shape and data_offsets disagree",
+            f"{prod(shape) * BY_NAME[dtype].itemsize:,} bytes for {dtype} {list(shape)}",
+            f"{stop - start:,} bytes",
+        )
+    return Tensor(name, dtype, shape, (Chunk(file, base + start, (0,) * len(shape), shape),))
+
+
+def _check_extent(path: Path, tensors: Iterable[Tensor], base: int, size: int) -> None:
+    """Tensors lie one after another without holes, and the file ends where they end."""
+    position = base
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.chunks[0].offset, tensor.nbytes)):
+        if tensor.chunks[0].offset != position:
+            raise _bad(
+                path,
+                "header-invalid",
+                f"{tensor.name} overlaps its neighbour or leaves a hole",
+                f"data at byte {position:,}",
+                f"byte {tensor.chunks[0].offset:,}",
+            )
+        position += tensor.nbytes
+    if position != size:
+        raise _bad(
+            path,
+            "file-truncated" if size < position else "file-too-long",
+            "the file is shorter than its header says" if size < position else "bytes follow the last tensor",
+            f"{position:,} bytes",
+            f"{size:,} bytes",
+            "incomplete download? fetch the file again",
+        )
+
+
+def header_bytes(tensors: list[tuple[str, str, Shape]]) -> bytes:
+    """Prefix and JSON of a file with these (name, dtype, shape) in this order, padded with spaces as the library pads."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, dtype, shape in tensors:
+        end = position + prod(shape) * BY_NAME[dtype].itemsize
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    raw += b" " * (-len(raw) % ALIGNMENT)
+    return len(raw).to_bytes(8, "little") + raw
+
+

@@ -1,0 +1,227 @@
+"""Frames: the `torch.save` zip archives that `.distcp` files are made of.
+
+Written as the minimal archive that `torch.load(weights_only=True)` accepts: stored records `data.pkl`, `byteorder`,
+`version` and, for tensors, `data/0` at a 64-byte boundary with CRC 0 (torch builds its zip reader without CRC checks:
+MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS), so that the payload can be moved by the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+from ...errors import CkptError, error
+from ...mapping.arrangement import Shape
+from ..dtypes import BY_NAME, BY_STORAGE
+from . import opcodes as op
+from .pickles import Inert, Storage, loads
+
+ALIGNMENT = 64
+LIMIT = 0xFFFF_FFFF
+ROOT = "archive/"
+LOCAL, CENTRAL, END = "<4s5H3I2H", "<4s6H3I5H2I", "<4s4H2IH"
+_LOCAL_SIZE, _CENTRAL_SIZE, _END_SIZE = (struct.calcsize(layout) for layout in (LOCAL, CENTRAL, END))
+DOS_DATE = 0x21  # 1980-01-01, the zip epoch
+
+
+class Frame(NamedTuple):
+    """Bytes before the payload, the payload's size, bytes after it."""
+
+    head: bytes
+    payload: int
+    tail: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.head) + self.payload + len(self.tail)
+
+
+class _Record(NamedTuple):
+    name: bytes
+    offset: int
+    crc: int
+    size: int
+
+
+def _local(record: _Record, extra: bytes = b"") -> bytes:
+    fields = (b"PK\x03\x04", 20, 0, 0, 0, DOS_DATE, record.crc, record.size, record.size, len(record.name), len(extra))
+    return struct.pack(LOCAL, *fields) + record.name + extra
+
+
+def _central(record: _Record) -> bytes:
+    sizes = (record.crc, record.size, record.size, len(record.name))
+    fields = (b"PK\x01\x02", 20, 20, 0, 0, 0, DOS_DATE, *sizes, 0, 0, 0, 0, 0, record.offset)
+    return struct.pack(CENTRAL, *fields) + record.name
+
+
+def _directory(records: list[_Record], offset: int) -> bytes:
+    central = b"".join(_central(record) for record in records)
+    count = len(records)
+    return central + struct.pack(END, b"PK\x05\x06", 0, 0, count, count, len(central), offset, 0)
+
+
+def _small_records(pickled: bytes) -> tuple[bytes, list[_Record]]:
+    head, records = b"", []
+    for name, data in (("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3\n")):
+        record = _Record((ROOT + name).encode(), len(head), zlib.crc32(data), len(data))
+        head += _local(record) + data
+        records.append(record)
+    return head, records
+
+
+@lru_cache(maxsize=None)
+def tensor_frame(dtype: str, shape: Shape) -> Frame:
+    """The frame of a contiguous tensor; raises ValueError at 4 GiB, which chunking stays far below."""
+    payload = prod(shape) * BY_NAME[dtype].itemsize
+    if payload >= LIMIT:
+        raise ValueError(f"a frame of {payload} bytes needs zip64; cut the chunk")
+    head, records = _small_records(_tensor_pickle(dtype, shape))
+    record = _Record((ROOT + "data/0").encode(), len(head), 0, payload)
+    gap = -(len(head) + _LOCAL_SIZE + len(record.name) + 4) % ALIGNMENT
+    head += _local(record, struct.pack("<2sH", b"FB", gap) + b"\0" * gap)
+    return Frame(head, payload, _directory([*records, record], len(head) + payload))
+
+
+def object_frame(pickled: bytes) -> bytes:
+    """The archive of an object without tensors, as `torch.save` would write it."""
+    head, records = _small_records(pickled)
+    return head + _directory(records, len(head))
+
+
+def _tensor_pickle(dtype: str, shape: Shape) -> bytes:
+    """`torch._utils._rebuild_tensor_v2(storage, 0, shape, stride, False, OrderedDict())`."""
+    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    storage = op.glob("torch", BY_NAME[dtype].storage)
+    pid = op.tuple_of((op.text("storage"), storage, op.text("0"), op.text("cpu"), op.integer(prod(shape))))
+    hooks = op.call(op.glob("collections", "OrderedDict"), op.EMPTY_TUPLE)
+    arguments = (op.persistent(pid), op.integer(0), op.integers(shape), op.integers(strides), op.FALSE, hooks)
+    return op.program(op.call(op.glob("torch._utils", "_rebuild_tensor_v2"), op.tuple_of(arguments)))
+
+
+class Payload(NamedTuple):
+    """What a tensor frame holds and where its bytes begin in the file."""
+
+    dtype: str
+    shape: Shape
+    offset: int
+
+
+TAIL_GUESS = 1024
+
+
+def _pread(fd: int, size: int, offset: int, where: str) -> bytes:
+    data = os.pread(fd, size, offset)
+    if len(data) != size:
+        raise _damaged(where, f"{size} bytes at {offset}", f"{len(data)} bytes")
+    return data
+
+
+def _damaged(where: str, expected: str, actual: str) -> CkptError:
+    return error(
+        CkptError, "frame-damaged", "a chunk is no torch.save archive", where=where, expected=expected, actual=actual,
+        fix="the file is damaged or incomplete; restore it",
+    )  # fmt: skip
+
+
+def _records(fd: int, offset: int, length: int, where: str) -> dict[str, tuple[int, int, int]]:
+    """The central directory: record name without its root -> (local header offset in the file, size, method)."""
+    if length < _END_SIZE:
+        raise _damaged(where, "an archive", f"{length} bytes")
+    tail = _pread(fd, min(length, TAIL_GUESS), offset + length - min(length, TAIL_GUESS), where)
+    signature, _, _, _, count, size, start, _ = struct.unpack(END, tail[-_END_SIZE:])
+    if signature != b"PK\x05\x06":
+        raise _damaged(where, "an end-of-archive record", repr(signature))
+    if LIMIT in (size, start) or count == 0xFFFF:
+        wide = _pread(fd, 56, offset + struct.unpack("<Q", tail[-_END_SIZE - 12 : -_END_SIZE - 4])[0], where)
+        count, size, start = struct.unpack("<3Q", wide[32:56])
+    if start + size > length:
+        raise _damaged(where, f"a directory inside {length} bytes", f"{start} + {size}")
+    directory, found, position = _pread(fd, size, offset + start, where), {}, 0
+    for _ in range(count):
+        fields = struct.unpack_from(CENTRAL, directory, position)
+        method, stored, name_size, extra_size, local = fields[4], fields[9], fields[10], fields[11], fields[16]
+        name_end = position + _CENTRAL_SIZE + name_size
+        extra = directory[name_end : name_end + extra_size]
+        stored, local = _zip64(extra, stored, fields[8], local)
+        name = directory[position + _CENTRAL_SIZE : name_end].decode("utf-8", "replace")
+        found[name.partition("/")[2]] = (offset + local, stored, method)
+        position = name_end + extra_size + fields[12]
+    return found
+
+
+def _zip64(extra: bytes, stored: int, packed: int, local: int) -> tuple[int, int]:
+    position = 0
+    while position + 4 <= len(extra):
+        tag, size = struct.unpack_from("<2H", extra, position)
+        if tag == 1:
+            wide = list(struct.unpack_from(f"<{size // 8}Q", extra, position + 4))
+            stored = wide.pop(0) if stored == LIMIT else stored
+            if packed == LIMIT:
+                wide.pop(0)
+            local = wide.pop(0) if local == LIMIT else local
+        position += 4 + size
+    return stored, local
+
+
+def _data_offset(fd: int, local: int, where: str) -> int:
+    header = _pread(fd, _LOCAL_SIZE, local, where)
+    fields = struct.unpack(LOCAL, header)
+    if fields[0] != b"PK\x03\x04":
+        raise _damaged(where, "a local record", repr(fields[0]))
+    return local + _LOCAL_SIZE + int(fields[9]) + int(fields[10])
+
+
+def read_object(fd: int, offset: int, length: int, where: str) -> tuple[Any, list[str]]:
+    """The object of a frame without running code, and the foreign classes it names; tensors stay descriptions."""
+    try:
+        records = _records(fd, offset, length, where)
+        local, size, _ = records["data.pkl"]
+        data = _pread(fd, size, _data_offset(fd, local, where), where)
+    except (KeyError, struct.error) as problem:
+        raise _damaged(where, "data.pkl in an archive", repr(problem)) from problem
+    return loads(data, where)
+
+
+@lru_cache(maxsize=None)
+def _described(pickled: bytes) -> tuple[str, Shape, int]:
+    """(dtype, shape, first element) of a tensor pickle; raises CkptError unless it is one row-major tensor."""
+    where = ""  # cached over frames; read_payload adds the place
+    value = loads(pickled, where)[0]
+    if isinstance(value, Inert) and type(value).__qualname__ == "_rebuild_parameter":
+        value = value.args[0]
+    if not isinstance(value, Inert) or type(value).__qualname__ != "_rebuild_tensor_v2":
+        raise _damaged(where, "a tensor", type(value).__qualname__)
+    storage, first, shape, strides = value.args[:4]
+    if not isinstance(storage, Storage) or storage[1].__qualname__ not in BY_STORAGE:
+        raise _damaged(where, "a storage of a known dtype", repr(storage))
+    wanted = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+    if any(n > 1 and s != w for n, s, w in zip(shape, strides, wanted, strict=True)):
+        raise error(
+            CkptError, "chunk-strided", "a chunk is not stored row by row", where=where, expected=f"strides {wanted}",
+            actual=f"{tuple(strides)}", fix="save the checkpoint again with contiguous tensors",
+        )  # fmt: skip
+    return BY_STORAGE[storage[1].__qualname__].name, tuple(shape), first
+
+
+def read_payload(fd: int, offset: int, length: int, where: str) -> Payload:
+    """Where the bytes of a tensor frame lie; a few small reads, no payload."""
+    try:
+        records = _records(fd, offset, length, where)
+        local, size, _ = records["data.pkl"]
+        pickled = _pread(fd, size, _data_offset(fd, local, where), where)
+        dtype, shape, first = _described(pickled)
+        local, stored, method = records["data/0"]
+        start = _data_offset(fd, local, where)
+    except (KeyError, struct.error) as problem:
+        raise _damaged(where, "data.pkl and data/0 in an archive", repr(problem)) from problem
+    except CkptError as problem:
+        raise CkptError(*(replace(finding, where=finding.where or where) for finding in problem.findings)) from problem
+    itemsize = BY_NAME[dtype].itemsize
+    if method != 0 or (first + prod(shape)) * itemsize > stored or start + stored > offset + length:
+        raise _damaged(where, f"{prod(shape) * itemsize} stored bytes", f"{stored} bytes, method {method}")
+    return Payload(dtype, shape, start + first * itemsize)

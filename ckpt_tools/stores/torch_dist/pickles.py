@@ -1,0 +1,159 @@
+"""Reading pickles of unknown origin without importing a class or running code.
+
+Every global becomes an inert stand-in; calls build inert objects. A pickle that would have called into Python's standard
+library (beyond harmless constructors) is refused: no checkpoint needs that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import pickle
+import sys
+import types
+from collections import OrderedDict
+from typing import Any
+
+from ...errors import CkptError, error
+
+HARMLESS_MODULES = frozenset({"argparse", "collections", "copyreg", "datetime", "decimal", "enum", "fractions", "functools", "pathlib", "uuid"})
+HARMLESS_BUILTINS: dict[str, Any] = {
+    t.__name__: t for t in (bool, bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple)
+}
+
+
+class _Recorder(type):
+    """Type of stand-ins: notes that the pickle called it (REDUCE), which NEWOBJ and BUILD do not do."""
+
+    calls: list[tuple[str, str]] | None
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls.calls is not None:
+            cls.calls.append((cls.__module__, cls.__qualname__))
+        return cls.__new__(cls, *args, **kwargs)
+
+
+class Inert(metaclass=_Recorder):
+    """An object of a class that is not imported: its constructor arguments, state, items and nothing else."""
+
+    calls = None
+    args: tuple[Any, ...]
+    state: Any
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Inert:
+        made = object.__new__(cls)
+        made.args, made.state = args, None
+        return made
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def append(self, item: Any) -> None:
+        self.args = (*self.args, item)
+
+    def extend(self, items: Any) -> None:
+        self.args = (*self.args, *items)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.args = (*self.args, (key, value))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute from the pickled state."""
+        return self.state.get(name, default) if isinstance(self.state, dict) else default
+
+
+class Storage(tuple[Any, ...]):
+    """A torch storage's persistent id: ("storage", class, key, location, numel)."""
+
+    __slots__ = ()
+
+
+def _reconstruct(cls: type[Inert], base: Any, state: Any) -> Any:
+    return cls.__new__(cls)
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    return text.encode(encoding)
+
+
+_KNOWN: dict[tuple[str, str], Any] = {
+    ("argparse", "Namespace"): argparse.Namespace,
+    ("types", "SimpleNamespace"): types.SimpleNamespace,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("copyreg", "_reconstructor"): _reconstruct,
+    ("_codecs", "encode"): _encode,
+    ("torch", "Size"): tuple,
+}
+
+
+class SafeUnpickler(pickle.Unpickler):
+    """Builds plain values, known harmless objects and `Inert` stand-ins. `known` adds stand-ins of the caller's own."""
+
+    def __init__(self, stream: io.BytesIO, known: dict[tuple[str, str], Any] | None = None) -> None:
+        super().__init__(stream)
+        self.known = _KNOWN | (known or {})
+        self.calls: list[tuple[str, str]] = []
+        self.seen: dict[tuple[str, str], Any] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (found := self.known.get((module, name))) is not None:
+            return found
+        if module in ("builtins", "__builtin__") and name in HARMLESS_BUILTINS:
+            return HARMLESS_BUILTINS[name]
+        if (module, name) not in self.seen:
+            members = {"__module__": module, "__qualname__": name, "calls": self.calls}
+            self.seen[module, name] = _Recorder(name, (Inert,), members)
+        return self.seen[module, name]
+
+    def persistent_load(self, pid: Any) -> Any:
+        return Storage(pid)
+
+    def unsafe_calls(self) -> list[str]:
+        """Calls into the standard library that no checkpoint needs."""
+        return [
+            f"{module}.{name}"
+            for module, name in self.calls
+            if module.split(".")[0] in (*sys.stdlib_module_names, "__builtin__") and module not in HARMLESS_MODULES
+        ]
+
+
+def loads(data: bytes, where: str, known: dict[tuple[str, str], Any] | None = None) -> tuple[Any, list[str]]:
+    """The value of a pickle and the foreign classes it names; raises CkptError if it is broken or would run code."""
+    unpickler = SafeUnpickler(io.BytesIO(data), known)
+    try:
+        value = unpickler.load()
+    except Exception as problem:  # a hostile or truncated pickle can raise anything at all
+        if unsafe := unpickler.unsafe_calls():
+            raise _unsafe(where, unsafe) from problem
+        raise error(
+            CkptError,
+            "pickle-unreadable",
+            "a pickle cannot be read",
+            where=where,
+            expected="a complete pickle",
+            actual=f"{type(problem).__name__}: {problem}",
+            fix="the file is damaged; restore it",
+        ) from problem
+    if unsafe := unpickler.unsafe_calls():
+        raise _unsafe(where, unsafe)
+    return value, [f"{module}.{name}" for module, name in unpickler.seen]
+
+
+def _unsafe(where: str, calls: list[str]) -> CkptError:
+    return error(
+        CkptError,
+        "unsafe-pickle",
+        "the pickle calls functions that no checkpoint needs; nothing was executed",
+        where=where,
+        expected="plain data and tensor descriptions",
+        actual=", ".join(dict.fromkeys(calls)),
+        fix="do not load this file with any tool; get the checkpoint from a source you trust",
+    )
+
+
