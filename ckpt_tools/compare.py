@@ -16,7 +16,7 @@ from .stores.torch_dist.reader import TorchDist, locate
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`status` is "differs", "shape", "missing in A" or "missing in B"; `max_abs` only for "differs" between numbers."""
+    """`status` is "differs", "shape", "missing in A" or "missing in B"; `max_abs` only where numbers differ."""
 
     name: str
     status: str
@@ -75,7 +75,11 @@ class Logical:
 
 
 def _padded(model: Model) -> int:
-    entry = model.store.contents.tensors.get("embedding.word_embeddings.weight") if isinstance(model.store, TorchDist) else None
+    entry = (
+        model.store.contents.tensors.get("embedding.word_embeddings.weight")
+        if isinstance(model.store, TorchDist)
+        else None
+    )
     return entry.shape[0] if entry else model.dims.vocab_size
 
 
@@ -133,13 +137,13 @@ def _difference(name: str, left: Logical, right: Logical) -> Difference | None:
     if name not in left.tensors or name not in right.tensors:
         return Difference(name, "missing in B" if name in left.tensors else "missing in A")
     a, b = left.tensors[name], right.tensors[name]
-    shown = [f"{tensor.dtype} {list(tensor.shape)}" for tensor in (a, b)]
+    here, there = (f"{tensor.dtype} {list(tensor.shape)}" for tensor in (a, b))
     if a.shape != b.shape:
-        return Difference(name, "shape", *shown)
+        return Difference(name, "shape", here, there)
     if a.dtype != b.dtype and not (a.dtype in FLOATS and b.dtype in FLOATS):
-        return Difference(name, "differs", *shown)
+        return Difference(name, "differs", here, there)
     worst = max_difference(left.view(name), right.view(name))
-    return None if worst is None else Difference(name, "differs", *shown, max_abs=worst)
+    return None if worst is None else Difference(name, "differs", here, there, max_abs=worst)
 
 
 def max_difference(a: View, b: View) -> float | None:
@@ -184,5 +188,3 @@ def duplicate_difference(model: Model, name: str, original: str) -> float | None
         return max_difference(*views)
     finally:
         handles.close()
-
-

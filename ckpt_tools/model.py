@@ -172,7 +172,9 @@ def _check_hf_names(model: Model, folder: HfFolder) -> None:
         _report_extra(folder.report, extra, where, model.family.name)
     if model.table.recomputed and (dropped := [n for n in model.table.recomputed if n in folder.tensors]):
         folder.report.note(
-            "buffers-recomputed", f"{len(dropped)} rotary buffers follow from the config and are not copied", where=where
+            "buffers-recomputed",
+            f"{len(dropped)} rotary buffers follow from the config and are not copied",
+            where=where,
         )
     for name, shape in {**expected, **optional}.items():
         if shape is not None and name in folder.tensors and folder.tensors[name].shape != shape:
@@ -232,7 +234,11 @@ def _stored_vocabulary(store: TorchDist, dims: Dims) -> int:
     rows = entry.shape[0] if entry and entry.shape else dims.vocab_size
     if rows < dims.vocab_size:
         _report_shape(
-            store.report, "embedding.word_embeddings.weight", str(store.root), (dims.vocab_size, dims.hidden_size), (rows,)
+            store.report,
+            "embedding.word_embeddings.weight",
+            str(store.root),
+            (dims.vocab_size, dims.hidden_size),
+            (rows,),
         )
         return dims.vocab_size
     return rows
@@ -267,7 +273,9 @@ def _check_megatron_names(model: Model, store: TorchDist) -> None:
             _report_shape(store.report, name, where, shape, store.contents.tensors[name].shape)
     if store.training_keys:
         store.report.note(
-            "training-state", f"{len(store.training_keys)} optimizer, RNG and scheduler entries are left where they are", where=where
+            "training-state",
+            f"{len(store.training_keys)} optimizer, RNG and scheduler entries are left where they are",
+            where=where,
         )
 
 
@@ -281,4 +289,12 @@ def hf_slots(rows: Iterable[Bound]) -> list[Slot]:
 
 
 def fail_mtp(found: int, wanted: str, where: str, fix: str) -> CkptError:
-    return error(CkptError, "mtp-count", "the number of MTP layers is not clear", where=where, expected=wanted, actual=f"{found} found in the keys", fix=fix)
+    return error(
+        CkptError,
+        "mtp-count",
+        "the number of MTP layers is not clear",
+        where=where,
+        expected=wanted,
+        actual=f"{found} found in the keys",
+        fix=fix,
+    )

@@ -21,7 +21,9 @@ def mtp_to_write(model: Model, wanted: str | int) -> int:
                 where=str(model.store.root),
                 expected=f"{wanted} MTP layers",
                 actual=f"{model.mtp} found in the keys{_absent(model, int(wanted))}",
-                fix=f"--mtp {model.mtp}, or --mtp drop" if model.mtp else "--mtp drop, or a checkpoint that holds the layers",
+                fix=f"--mtp {model.mtp}, or --mtp drop"
+                if model.mtp
+                else "--mtp drop, or a checkpoint that holds the layers",
             )
         return model.mtp
     witnesses = {"the keys": model.mtp, f"the config ({model.config_path.name})": model.declared}

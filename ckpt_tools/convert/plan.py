@@ -82,9 +82,13 @@ def _stacked(table: Table, model: Model, options: Options) -> bool:
     uniform = all(axis.megatron == layers for rule in table.rules for axis in rule.axes if axis.name == "layer")
     if options.layout == STACKED and not uniform:
         raise error(
-            UsageProblem, "layout-impossible", "layers of different kinds cannot be stacked", expected="--layout per-layer or auto",
-            actual="--layout stacked", fix="leave --layout out",
-        )  # fmt: skip
+            UsageProblem,
+            "layout-impossible",
+            "layers of different kinds cannot be stacked",
+            expected="--layout per-layer or auto",
+            actual="--layout stacked",
+            fix="leave --layout out",
+        )
     return uniform and options.layout != PER_LAYER
 
 
@@ -133,7 +137,9 @@ def plan_hf(model: Model, mtp: int, options: Options, duplicates: set[str]) -> P
     rows = rows_of(model, table)
     locate(model.store, {row.megatron.name for row in rows})
     originals = {d.of: d.hf for d in table.duplicates if d.hf in duplicates}
-    rows += [row._replace(hf=(Slot(originals[slot.name], ()),)) for row in rows for slot in row.hf if slot.name in originals]
+    rows += [
+        row._replace(hf=(Slot(originals[slot.name], ()),)) for row in rows for slot in row.hf if slot.name in originals
+    ]
     tensors: dict[str, tuple[str, str, Shape]] = {}
     for row in rows:
         dtype = target_dtype(row.rule, model.store.tensors[row.megatron.name].dtype, options.dtype)
@@ -150,5 +156,3 @@ def plan_hf(model: Model, mtp: int, options: Options, duplicates: set[str]) -> P
 def natural_order(name: str) -> tuple[tuple[bool, int | str], ...]:
     """Sort key under which layer 10 follows layer 9."""
     return tuple((not piece.isdigit(), int(piece) if piece.isdigit() else piece) for piece in name.split("."))
-
-

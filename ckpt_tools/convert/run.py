@@ -45,9 +45,14 @@ def convert(source: Path, target: Path, options: Options, starting: Starting | N
     to = TORCH_DIST if model.is_hf else HF
     if options.to not in (None, to):
         raise error(
-            UsageProblem, "direction", f"{source} is already {options.to}", where=str(source), expected=f"--to {to}",
-            actual=f"--to {options.to}", fix="leave --to out; the direction is read from the source",
-        )  # fmt: skip
+            UsageProblem,
+            "direction",
+            f"{source} is already {options.to}",
+            where=str(source),
+            expected=f"--to {to}",
+            actual=f"--to {options.to}",
+            fix="leave --to out; the direction is read from the source",
+        )
     mtp = mtp_to_write(model, options.mtp)
     report = Report(list(model.store.report.findings))
     duplicates = _duplicates(model, report)
@@ -154,7 +159,11 @@ def _finish(model: Model, plan: Plan, options: Options, root: Path, duplicates: 
     if not TOKENIZERS & set(result.sidecars):
         result.findings.append(_no_tokenizer(model))
     if not to_hf:
-        manifest = {"written_by": f"ckpt-tools {__version__}", "family": model.family.name, "stored_duplicates": sorted(duplicates)}
+        manifest = {
+            "written_by": f"ckpt-tools {__version__}",
+            "family": model.family.name,
+            "stored_duplicates": sorted(duplicates),
+        }
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 

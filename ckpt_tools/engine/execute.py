@@ -88,7 +88,9 @@ def tiles(move: Move, limit: int) -> Iterator[Move]:
         return
     if move.width > limit:
         for row in range(move.rows):
-            one = move._replace(source=move.source + row * move.source_stride, target=move.target + row * move.target_stride, rows=1)
+            one = move._replace(
+                source=move.source + row * move.source_stride, target=move.target + row * move.target_stride, rows=1
+            )
             yield from tiles(one, limit)
         return
     step = max(1, (limit - move.width) // move.source_stride + 1)

@@ -36,9 +36,14 @@ class Handles:
 
 def shortened(path: Path, position: int) -> CkptError:
     return error(
-        CkptError, "source-changed", "the source ended before its header said", where=str(path),
-        expected=f"bytes at {position:,}", actual="end of file", fix="do not change the source while it is read",
-    )  # fmt: skip
+        CkptError,
+        "source-changed",
+        "the source ended before its header said",
+        where=str(path),
+        expected=f"bytes at {position:,}",
+        actual="end of file",
+        fix="do not change the source while it is read",
+    )
 
 
 def read_exactly(handles: Handles, number: int, view: memoryview, position: int) -> None:
@@ -56,7 +61,9 @@ def write_exactly(handle: int, view: memoryview, position: int) -> None:
         view, position = view[put:], position + put
 
 
-def copy_range(sources: Handles, number: int, position: int, target: int, offset: int, length: int, buffer: memoryview) -> None:
+def copy_range(
+    sources: Handles, number: int, position: int, target: int, offset: int, length: int, buffer: memoryview
+) -> None:
     """Copy bytes by copy_file_range; where the kernel or file system cannot, by sendfile, else through `buffer`."""
     source = sources[number]
     while length:

@@ -77,11 +77,11 @@ class Side:
         self._boxes: dict[tuple[str, int], dict[tuple[int, ...], list[Chunk]]] = {}
 
     def chunks(self, slot: Slot) -> list[Chunk]:
-        key = (slot.name, len(slot.index))
+        key = (slot.name, len(slot.place))
         boxes = self._boxes.get(key)
         if boxes is None:
-            boxes = self._boxes[key] = leading_boxes(self.tensors[slot.name], len(slot.index))
-        return boxes.get(slot.index, [])
+            boxes = self._boxes[key] = leading_boxes(self.tensors[slot.name], len(slot.place))
+        return boxes.get(slot.place, [])
 
 
 def link(rows: Iterable[Bound], hf: Side, megatron: Side, to_megatron: bool) -> Iterator[Move]:
@@ -130,7 +130,12 @@ def _inside(chunks: list[Chunk], origin: Shape, size: Shape) -> list[tuple[Chunk
 
 
 def _overlap(
-    source: tuple[Chunk, Shape], target: tuple[Chunk, Shape], low: Shape, extent: Shape, items: tuple[int, int], cast: Cast | None
+    source: tuple[Chunk, Shape],
+    target: tuple[Chunk, Shape],
+    low: Shape,
+    extent: Shape,
+    items: tuple[int, int],
+    cast: Cast | None,
 ) -> Iterator[Move]:
     """Moves of one overlap; trailing dimensions that are contiguous on both sides become one run."""
     (a, origin_a), (b, origin_b) = source, target
@@ -162,5 +167,3 @@ def _overlap(
 
 def _strides(shape: Shape) -> Shape:
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-
-

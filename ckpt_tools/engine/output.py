@@ -26,19 +26,28 @@ def check_target(source: Path, target: Path, overwrite: bool, recognised: Callab
     a, b = source.resolve(), target.resolve()
     if a == b or a in b.parents or b in a.parents:
         raise error(
-            UsageProblem, "output-in-source", "source and destination contain each other", where=str(target),
-            expected="separate directories", actual=f"{a} and {b}", fix="choose another destination",
-        )  # fmt: skip
+            UsageProblem,
+            "output-in-source",
+            "source and destination contain each other",
+            where=str(target),
+            expected="separate directories",
+            actual=f"{a} and {b}",
+            fix="choose another destination",
+        )
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     replaceable = target.is_dir() and recognised(target)
     if not (overwrite and replaceable):
         fix = "choose another destination, or --overwrite" if replaceable else "choose another destination"
         raise error(
-            OutputExists, "output-exists", "the destination is already there", where=str(target),
+            OutputExists,
+            "output-exists",
+            "the destination is already there",
+            where=str(target),
             expected="no such directory, or an empty one",
-            actual="a checkpoint" if replaceable else "something that is not a checkpoint and is never overwritten", fix=fix,
-        )  # fmt: skip
+            actual="a checkpoint" if replaceable else "something that is not a checkpoint and is never overwritten",
+            fix=fix,
+        )
 
 
 def check_space(target: Path, nbytes: int) -> None:
@@ -47,9 +56,14 @@ def check_space(target: Path, nbytes: int) -> None:
     free = shutil.disk_usage(parent).free
     if free < nbytes + SLACK:
         raise error(
-            CkptError, "disk-full", "not enough free disk for the output", where=str(parent),
-            expected=f"{nbytes + SLACK:,} bytes", actual=f"{free:,} bytes free", fix="free some space, or choose another disk",
-        )  # fmt: skip
+            CkptError,
+            "disk-full",
+            "not enough free disk for the output",
+            where=str(parent),
+            expected=f"{nbytes + SLACK:,} bytes",
+            actual=f"{free:,} bytes free",
+            fix="free some space, or choose another disk",
+        )
 
 
 @contextmanager
@@ -67,10 +81,14 @@ def output_directory(target: Path, nbytes: int) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         raise error(
-            CkptError, "disk-full" if full else "write-failed", "writing failed; the incomplete output was removed",
-            where=str(problem.filename or partial), expected=f"room for {nbytes:,} bytes", actual=str(problem),
+            CkptError,
+            "disk-full" if full else "write-failed",
+            "writing failed; the incomplete output was removed",
+            where=str(problem.filename or partial),
+            expected=f"room for {nbytes:,} bytes",
+            actual=str(problem),
             fix="free some space, or choose another disk",
-        ) from problem  # fmt: skip
+        ) from problem
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -79,8 +97,8 @@ def output_directory(target: Path, nbytes: int) -> Iterator[Path]:
 def _rename(partial: Path, target: Path) -> None:
     if target.exists() and any(target.iterdir()):
         old = target.with_name(f"{target.name}.replaced-{os.getpid()}")
-        os.rename(target, old)
-        os.rename(partial, target)
+        target.rename(old)
+        partial.rename(target)
         shutil.rmtree(old)
     else:
-        os.rename(partial, target)
+        partial.rename(target)

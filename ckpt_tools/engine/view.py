@@ -37,7 +37,12 @@ class View:
             for part in _clip(move, start, stop):
                 for row in range(part.rows):
                     at = part.target + row * part.target_stride - start
-                    read_exactly(self.handles, part.source_file, view[at : at + part.width], part.source + row * part.source_stride)
+                    read_exactly(
+                        self.handles,
+                        part.source_file,
+                        view[at : at + part.width],
+                        part.source + row * part.source_stride,
+                    )
         return data
 
 
@@ -52,7 +57,9 @@ def _clip(move: Move, start: int, stop: int) -> Iterator[Move]:
     last = min(move.rows, -(-(stop - move.target) // move.target_stride))
     if first < last:
         kept = move._replace(
-            source=move.source + first * move.source_stride, target=move.target + first * move.target_stride, rows=last - first
+            source=move.source + first * move.source_stride,
+            target=move.target + first * move.target_stride,
+            rows=last - first,
         )
         yield from tiles(kept, TILE)
 

@@ -71,7 +71,11 @@ def attention(d: Dims, at: Place) -> tuple[Rule, ...]:
         Spelling("self_attention.linear_qkv.layer_norm_weight", FUSED),
         Spelling("input_layernorm.weight", SEPARATE),
     )
-    weights = {"self_attn.q_proj.weight": (q, h), "self_attn.k_proj.weight": (kv, h), "self_attn.v_proj.weight": (kv, h)}
+    weights = {
+        "self_attn.q_proj.weight": (q, h),
+        "self_attn.k_proj.weight": (kv, h),
+        "self_attn.v_proj.weight": (kv, h),
+    }
     biases = {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
     rules = [
         plain(at, norm, "input_layernorm.weight", h),

@@ -26,7 +26,7 @@ def edited_config(original: bytes, edits: Mapping[tuple[str, ...], Any]) -> byte
 
 def mtp_edits(config: Mapping[str, Any], count: int, family_field: str) -> dict[tuple[str, ...], int]:
     """Edits that make the config declare `count` MTP layers, in the fields it has or else in the family's field."""
-    present = {path: count for path in _paths(config, MTP_FIELDS)}
+    present = dict.fromkeys(_paths(config, MTP_FIELDS), count)
     if present or not count:
         return present
     nested = ("text_config",) if isinstance(config.get("text_config"), Mapping) else ()

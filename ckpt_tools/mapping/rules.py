@@ -89,7 +89,7 @@ class Slot(NamedTuple):
     """A logical tensor inside a stored one: the stored name and the position on its leading axes."""
 
     name: str
-    index: tuple[int, ...]
+    place: tuple[int, ...]
 
 
 class Bound(NamedTuple):
@@ -116,7 +116,8 @@ class Naming:
 def naming_of(table: Table, stacked: bool, variants: Mapping[str, str]) -> Naming:
     """The naming that follows `variants` where a rule knows them and is canonical elsewhere."""
     chosen: dict[str, Spelling] = {}
-    for row in (*table.rules, *table.states):
+    rows: tuple[Rule | State, ...] = (*table.rules, *table.states)
+    for row in rows:
         wanted = dict(row.spellings[0].variants)
         wanted |= {kind: value for kind, value in variants.items() if kind in wanted}
         match = [spelling for spelling in row.spellings if dict(spelling.variants) == wanted]
@@ -132,7 +133,7 @@ def state_keys(table: Table, naming: Naming) -> list[str]:
         counts = [len(axis.megatron) for axis in stacked_axes(template, state.axes)]
         total = ".".join(map(str, counts)) or "1"
         for slot in _slots(template, state.axes, hf=False):
-            index = ".".join(map(str, slot.index)) or "0"
+            index = ".".join(map(str, slot.place)) or "0"
             keys.append(f"{slot.name}._extra_state/shard_{index}_{total}")
     return keys
 

@@ -37,11 +37,21 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise error(
-            NotFound, "json-unreadable", f"cannot read {path.name}", where=str(path), actual=str(problem), fix="restore the file"
+            NotFound,
+            "json-unreadable",
+            f"cannot read {path.name}",
+            where=str(path),
+            actual=str(problem),
+            fix="restore the file",
         ) from problem
     if not isinstance(value, dict):
         raise error(
-            NotFound, "json-unreadable", f"{path.name} is not an object", where=str(path), expected="{...}", actual=str(value)[:60]
+            NotFound,
+            "json-unreadable",
+            f"{path.name} is not an object",
+            where=str(path),
+            expected="{...}",
+            actual=str(value)[:60],
         )
     return value
 
@@ -116,7 +126,9 @@ def _check_index(root: Path, holders: dict[str, list[str]], folder: HfFolder, re
             where=f"{root / INDEX}: {file}",
             expected=f"{name} in {file}",
             actual=f"found in {elsewhere[0]}" if elsewhere else "in no file",
-            fix="write the index again from the headers" if elsewhere else "fetch the checkpoint again; the tensor is lost",
+            fix="write the index again from the headers"
+            if elsewhere
+            else "fetch the checkpoint again; the tensor is lost",
         )
     if omitted := [name for name in holders if name not in weight_map]:
         files = sorted({holders[name][0] for name in omitted})

@@ -28,7 +28,9 @@ class BadHeader(Exception):
         self.finding = finding
 
 
-def _bad(path: Path, code: str, what: str, expected: str, actual: str, fix: str = "download or write it again") -> BadHeader:
+def _bad(
+    path: Path, code: str, what: str, expected: str, actual: str, fix: str = "download or write it again"
+) -> BadHeader:
     return BadHeader(Finding(code, what, where=str(path), expected=expected, actual=actual, fix=fix))
 
 
@@ -72,7 +74,9 @@ def _tensor(path: Path, file: int, name: str, entry: Any, base: int) -> Tensor:
         dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = (*shape, start, stop)
     except (KeyError, TypeError, ValueError) as problem:
-        raise _bad(path, "header-invalid", f"{name} has no proper entry", "dtype, shape, data_offsets", repr(entry)) from problem
+        raise _bad(
+            path, "header-invalid", f"{name} has no proper entry", "dtype, shape, data_offsets", repr(entry)
+        ) from problem
     if dtype not in BY_NAME:
         raise _bad(path, "dtype-unknown", f"{name} has an unknown dtype", ", ".join(BY_NAME), str(dtype))
     if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in numbers):
@@ -123,5 +127,3 @@ def header_bytes(tensors: list[tuple[str, str, Shape]]) -> bytes:
     raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * (-len(raw) % ALIGNMENT)
     return len(raw).to_bytes(8, "little") + raw
-
-

@@ -9,7 +9,21 @@ from pathlib import Path
 from .hf_folder import CONFIG
 
 WEIGHT_SUFFIXES = frozenset(
-    (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".npz")
+    (
+        ".safetensors",
+        ".bin",
+        ".pt",
+        ".pth",
+        ".ckpt",
+        ".distcp",
+        ".gguf",
+        ".h5",
+        ".msgpack",
+        ".onnx",
+        ".onnx_data",
+        ".ot",
+        ".npz",
+    )
 )
 INDEX_ENDING = (".index", ".json")
 SKIPPED_FOLDERS = frozenset((".git", ".cache", "__pycache__"))

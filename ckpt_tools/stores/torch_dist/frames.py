@@ -11,7 +11,7 @@ import os
 import struct
 import zlib
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -74,7 +74,7 @@ def _small_records(pickled: bytes) -> tuple[bytes, list[_Record]]:
     return head, records
 
 
-@lru_cache(maxsize=None)
+@cache
 def tensor_frame(dtype: str, shape: Shape) -> Frame:
     """The frame of a contiguous tensor; raises ValueError at 4 GiB, which chunking stays far below."""
     payload = prod(shape) * BY_NAME[dtype].itemsize
@@ -123,9 +123,14 @@ def _pread(fd: int, size: int, offset: int, where: str) -> bytes:
 
 def _damaged(where: str, expected: str, actual: str) -> CkptError:
     return error(
-        CkptError, "frame-damaged", "a chunk is no torch.save archive", where=where, expected=expected, actual=actual,
+        CkptError,
+        "frame-damaged",
+        "a chunk is no torch.save archive",
+        where=where,
+        expected=expected,
+        actual=actual,
         fix="the file is damaged or incomplete; restore it",
-    )  # fmt: skip
+    )
 
 
 def _records(fd: int, offset: int, length: int, where: str) -> dict[str, tuple[int, int, int]]:
@@ -187,7 +192,7 @@ def read_object(fd: int, offset: int, length: int, where: str) -> tuple[Any, lis
     return loads(data, where)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _described(pickled: bytes) -> tuple[str, Shape, int]:
     """(dtype, shape, first element) of a tensor pickle; raises CkptError unless it is one row-major tensor."""
     where = ""  # cached over frames; read_payload adds the place
@@ -202,9 +207,14 @@ def _described(pickled: bytes) -> tuple[str, Shape, int]:
     wanted = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
     if any(n > 1 and s != w for n, s, w in zip(shape, strides, wanted, strict=True)):
         raise error(
-            CkptError, "chunk-strided", "a chunk is not stored row by row", where=where, expected=f"strides {wanted}",
-            actual=f"{tuple(strides)}", fix="save the checkpoint again with contiguous tensors",
-        )  # fmt: skip
+            CkptError,
+            "chunk-strided",
+            "a chunk is not stored row by row",
+            where=where,
+            expected=f"strides {wanted}",
+            actual=f"{tuple(strides)}",
+            fix="save the checkpoint again with contiguous tensors",
+        )
     return BY_STORAGE[storage[1].__qualname__].name, tuple(shape), first
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pickle
 from collections.abc import Mapping
@@ -50,7 +51,7 @@ def _row_ranges(planned: Planned) -> list[tuple[int, int]]:
     edges = [0, *planned.cuts, rows]
     return [
         (start, min(start + step, stop))
-        for begin, stop in zip(edges, edges[1:], strict=False)
+        for begin, stop in itertools.pairwise(edges)
         for start in range(begin, stop, step)
     ]
 

@@ -97,7 +97,9 @@ def parse(data: bytes, where: str) -> tuple[Contents, list[str]]:
     value, foreign = loads(data, where, _KNOWN)
     try:
         stored = {
-            (index.fqn, None if index.offset is None else tuple(index.offset)): Stored(info.relative_path, info.offset, info.length)
+            (index.fqn, None if index.offset is None else tuple(index.offset)): Stored(
+                info.relative_path, info.offset, info.length
+            )
             for index, info in value.storage_data.items()
         }
         tensors: dict[str, Entry] = {}
@@ -137,9 +139,14 @@ def serialise(tensors: list[Entry], objects: dict[str, Stored]) -> bytes:
     """
     memo = op.Memo()
     state = [(memo(op.text(entry.name)), _tensor_metadata(memo, entry)) for entry in tensors]
-    state += [(memo(op.text(name)), op.instance(memo(op.glob(DCP, "BytesStorageMetadata")), op.dict_of(()))) for name in objects]
+    state += [
+        (memo(op.text(name)), op.instance(memo(op.glob(DCP, "BytesStorageMetadata")), op.dict_of(())))
+        for name in objects
+    ]
     storage = [
-        (_index(memo, entry.name, _size(memo, box.origin)), _info(memo, box.stored)) for entry in tensors for box in entry.boxes
+        (_index(memo, entry.name, _size(memo, box.origin)), _info(memo, box.stored))
+        for entry in tensors
+        for box in entry.boxes
     ]
     storage += [(_index(memo, name, op.NONE), _info(memo, place)) for name, place in objects.items()]
     fields = op.attributes(
@@ -185,4 +192,6 @@ def _index(memo: op.Memo, name: str, offset: bytes) -> bytes:
 def _info(memo: op.Memo, place: Stored) -> bytes:
     cls = memo(op.glob(*STORAGE_INFO))
     file = memo(op.text(place.file))
-    return op.instance(cls, _keyed(memo, relative_path=file, offset=op.integer(place.offset), length=op.integer(place.length)))
+    return op.instance(
+        cls, _keyed(memo, relative_path=file, offset=op.integer(place.offset), length=op.integer(place.length))
+    )

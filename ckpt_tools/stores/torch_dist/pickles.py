@@ -16,9 +16,12 @@ from typing import Any
 
 from ...errors import CkptError, error
 
-HARMLESS_MODULES = frozenset({"argparse", "collections", "copyreg", "datetime", "decimal", "enum", "fractions", "functools", "pathlib", "uuid"})
+HARMLESS_MODULES = frozenset(
+    {"argparse", "collections", "copyreg", "datetime", "decimal", "enum", "fractions", "functools", "pathlib", "uuid"}
+)
 HARMLESS_BUILTINS: dict[str, Any] = {
-    t.__name__: t for t in (bool, bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple)
+    t.__name__: t
+    for t in (bool, bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple)
 }
 
 
@@ -30,7 +33,7 @@ class _Recorder(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls.calls is not None:
             cls.calls.append((cls.__module__, cls.__qualname__))
-        return cls.__new__(cls, *args, **kwargs)
+        return cls.__new__(cls, *args, **kwargs)  # type: ignore[arg-type]
 
 
 class Inert(metaclass=_Recorder):
@@ -155,5 +158,3 @@ def _unsafe(where: str, calls: list[str]) -> CkptError:
         actual=", ".join(dict.fromkeys(calls)),
         fix="do not load this file with any tool; get the checkpoint from a source you trust",
     )
-
-

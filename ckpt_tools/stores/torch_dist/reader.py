@@ -80,16 +80,26 @@ def iteration_directory(path: Path, report: Report) -> Path:
         if wanted in here:
             return wanted
         raise error(
-            NotFound, "iteration-not-found", f"the tracker names {said!r}, which is not there", where=str(tracker),
-            expected=f"{wanted.name} with {METADATA}", actual=have, fix=f"correct {TRACKER}, or name one directory",
-        )  # fmt: skip
+            NotFound,
+            "iteration-not-found",
+            f"the tracker names {said!r}, which is not there",
+            where=str(tracker),
+            expected=f"{wanted.name} with {METADATA}",
+            actual=have,
+            fix=f"correct {TRACKER}, or name one directory",
+        )
     if len(here) == 1:
         report.note("tracker-absent", f"no {TRACKER}; the only iteration {here[0].name} is used", where=str(path))
         return here[0]
     raise error(
-        NotFound, "iteration-not-found", f"no {TRACKER} says which iteration to use", where=str(path),
-        expected="a tracker file, or one iteration directory", actual=have, fix="name one of the directories",
-    )  # fmt: skip
+        NotFound,
+        "iteration-not-found",
+        f"no {TRACKER} says which iteration to use",
+        where=str(path),
+        expected="a tracker file, or one iteration directory",
+        actual=have,
+        fix="name one of the directories",
+    )
 
 
 def open_checkpoint(path: Path) -> TorchDist:
@@ -131,7 +141,9 @@ def _check_files(checkpoint: TorchDist) -> None:
 def _check_tiling(entry: Entry, where: str, report: Report) -> None:
     """Chunks must cover the tensor: Megatron itself does not notice a missing one and keeps its random values."""
     inside = all(
-        0 <= o and o + n <= size for box in entry.boxes for o, n, size in zip(box.origin, box.shape, entry.shape, strict=True)
+        o >= 0 and o + n <= size
+        for box in entry.boxes
+        for o, n, size in zip(box.origin, box.shape, entry.shape, strict=True)
     )
     covered = sum(prod(box.shape) for box in entry.boxes)
     if not inside or covered != prod(entry.shape):
@@ -158,7 +170,9 @@ def _read_common(checkpoint: TorchDist, report: Report) -> None:
         value = value[0]
     checkpoint.common = value if isinstance(value, dict) else {}
     if skipped := [name for name in foreign if name.partition(".")[0] != "torch"]:
-        report.note("foreign-classes", "classes in the common state were not imported", where=str(path), actual=listed(skipped))
+        report.note(
+            "foreign-classes", "classes in the common state were not imported", where=str(path), actual=listed(skipped)
+        )
 
 
 def locate(checkpoint: TorchDist, names: set[str]) -> None:

@@ -1,0 +1,53 @@
+"""The Megatron flags of a model, read from its config and, where there are weights, checked against their keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .convert.mtp import mtp_to_write
+from .convert.options import MTP_AUTO
+from .errors import CkptError, error
+from .families import family_of
+from .families.arguments import inexpressible, model_arguments
+from .families.config import Fields
+from .model import describe, open_store
+from .stores.hf_folder import CONFIG, HfFolder, read_json
+from .stores.torch_dist.reader import is_torch_dist
+
+
+@dataclass(frozen=True, slots=True)
+class ModelArguments:
+    """`flags` as on a command line, one per entry; `values` by argparse destination."""
+
+    family: str
+    mtp_num_layers: int
+    flags: list[str]
+    values: dict[str, Any]
+
+
+def megatron_arguments(path: Path) -> ModelArguments:
+    """Raises CkptError if the config is incomplete, contradicts the keys, or has a rope that no flag states."""
+    if path.is_file() or not (is_torch_dist(path) or any(path.glob("*.safetensors"))):
+        config = path if path.is_file() else path / CONFIG
+        fields = Fields(read_json(config), str(config))
+        family = family_of(fields)
+        dims, mtp = family.dims(fields), fields.mtp_layers()
+        fields.done()
+    else:
+        model = describe(open_store(path))
+        family, dims, config = model.family, model.dims, model.config_path
+        mtp = mtp_to_write(model, MTP_AUTO) if isinstance(model.store, HfFolder) else model.mtp
+    if problems := inexpressible(dims):
+        raise error(
+            CkptError,
+            "rope-not-expressible",
+            "no Megatron argument states this rope",
+            where=str(config),
+            expected="a rope that Megatron's arguments can say",
+            actual="; ".join(problems),
+            fix="set the rope in your model provider",
+        )
+    arguments = model_arguments(dims, mtp)
+    return ModelArguments(family.name, mtp, [a.words() for a in arguments], {a.name: a.value for a in arguments})

@@ -1,0 +1,49 @@
+"""The command line: flat verbs, each loaded only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from .. import __version__
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "convert": (".convert", "Convert between Hugging Face and torch-dist, MTP layers included."),
+    "inspect": (".inspect", "Show what a checkpoint holds and everything that is wrong with it."),
+    "compare": (".compare", "Compare two checkpoints tensor by tensor, across formats and shardings."),
+    "families": (".families", "Print the support matrix."),
+    "megatron-args": (".megatron_args", "Print the Megatron flags that a model needs."),
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[name][0], __package__).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="ckpt-tools")
+def cli() -> None:
+    """Checkpoints between Hugging Face, Megatron and SGLang, with their draft heads."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    from .boundary import run
+
+    sys.exit(run(cli, sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""`ckpt-tools convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..convert import Options, Result, convert
+from ..convert.options import AUTO, DTYPE_NAMES, HF, MTP_AUTO, MTP_DROP, PER_LAYER, STACKED, TORCH_DIST
+from ..refs import resolve
+from .options import hf_config, size, talking, writing
+from .output import Output, human_bytes
+
+
+def mtp_count(text: str) -> str | int:
+    """auto, drop or a count."""
+    if text in (MTP_AUTO, MTP_DROP):
+        return text
+    if not text.isdigit():
+        raise click.BadParameter(f"{text!r} is neither auto, drop nor a count")
+    return int(text)
+
+
+@click.command("convert")
+@click.argument("src")
+@click.argument("dst", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Choice([TORCH_DIST, HF]), help="The direction is read from SRC; this only asserts it.")
+@hf_config
+@click.option(
+    "--mtp",
+    type=mtp_count,
+    metavar="auto|drop|N",
+    default=MTP_AUTO,
+    show_default=True,
+    help="MTP layers to write; drop leaves the head out.",
+)
+@click.option(
+    "--layout",
+    type=click.Choice([AUTO, STACKED, PER_LAYER]),
+    default=AUTO,
+    show_default=True,
+    help="Decoder keys in torch-dist.",
+)
+@click.option(
+    "--norms",
+    type=click.Choice(["fused", "separate"]),
+    default="fused",
+    show_default=True,
+    help="Norm names in torch-dist: TransformerEngine's or a module of their own.",
+)
+@click.option(
+    "--mtp-name",
+    type=click.Choice(["transformer_layer", "mtp_model_layer"]),
+    default="transformer_layer",
+    show_default=True,
+    help="Name of the layer inside an MTP layer in torch-dist.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(list(DTYPE_NAMES)),
+    help="Cast floating tensors; by default every tensor keeps its own.",
+)
+@click.option(
+    "--make-vocab-size-divisible-by", type=click.IntRange(min=1), default=128, show_default=True, help="As in Megatron."
+)
+@click.option(
+    "--tp",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Tensor-parallel size that the vocabulary is padded for.",
+)
+@click.option("--max-shard-size", type=size, metavar="SIZE", default="5GB", show_default=True, help="Largest file.")
+@click.option("--verify", is_flag=True, help="Read the output again and compare every tensor with the source.")
+@writing
+@talking("convert")
+def command(
+    out: Output,
+    src: str,
+    dst: Path,
+    hf_config: str | None,
+    dtype: str | None,
+    norms: str,
+    mtp_name: str,
+    **options: Any,
+) -> int:
+    """Convert SRC into the other format at DST.
+
+    SRC is a Hugging Face folder, a Hub id, or a torch-dist directory (with its tracker file, or one iteration of it).
+    """
+    chosen = Options(
+        hf_config=resolve(hf_config, weights=False) if hf_config else None,
+        dtype=DTYPE_NAMES[dtype] if dtype else None,
+        variants={"norms": norms, "mtp": mtp_name},
+        **options,
+    )
+    with out.progress("writing") as starting:
+        result = convert(resolve(src), dst, chosen, starting)
+    return out.finish(result, result.findings, lambda: _show(out, result))
+
+
+def _show(out: Output, result: Result) -> None:
+    padded = f"{result.vocab_size} rows, {result.padded_vocab_size} padded"
+    rows = [
+        (
+            "wrote" if not result.dry_run else "would write",
+            f"{result.destination} ({result.to}, {result.family}, {result.layout} layers)",
+        ),
+        ("tensors", f"{result.tensors} in {result.files} files, {human_bytes(result.nbytes)}"),
+        ("MTP layers", f"{result.mtp_found} found, {result.mtp_written} written"),
+        ("vocabulary", padded),
+    ]
+    if result.sidecars:
+        rows.append(("sidecars", ", ".join(result.sidecars)))
+    if result.timing:
+        seconds = result.timing["write_s"]
+        speed = human_bytes(int(result.nbytes / max(seconds, 1e-9)))
+        rows.append(
+            (
+                "time",
+                f"{seconds:.2f} s writing ({speed}/s), {result.timing['total_s']:.2f} s in all",
+            )
+        )
+    if result.verified is not None:
+        rows.append(("verified", "every tensor of the output equals the source"))
+    out.pairs(rows)

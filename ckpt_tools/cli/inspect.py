@@ -1,0 +1,55 @@
+"""`ckpt-tools inspect`."""
+
+from __future__ import annotations
+
+import click
+
+from ..errors import ExitCode
+from ..inspection import Inspection, inspect_checkpoint
+from ..refs import resolve
+from .options import hf_config, talking
+from .output import Output, human_bytes
+
+
+@click.command("inspect")
+@click.argument("ref")
+@hf_config
+@click.option("--check", is_flag=True, help="Also read every chunk's header and compare tensors that are stored twice.")
+@talking("inspect")
+def command(out: Output, ref: str, hf_config: str | None, check: bool) -> int:
+    """Show format, family, dimensions, tensors folded by layer, MTP layers and every integrity finding of REF."""
+    found = inspect_checkpoint(resolve(ref), resolve(hf_config, weights=False) if hf_config else None, check)
+    code = ExitCode.OK if found.sound else ExitCode.FAILED
+    return out.finish(found, found.findings, lambda: _show(out, found), code)
+
+
+def _show(out: Output, found: Inspection) -> None:
+    rows = [("path", found.path), ("format", found.format), ("family", found.family or "unknown")]
+    if found.dims:
+        wanted = (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+            "vocab_size",
+        )
+        rows.append(("dims", ", ".join(f"{name} {found.dims[name]}" for name in wanted)))
+        rows.append(("tied", "yes" if found.dims["tied"] else "no"))
+    if found.mtp_found is not None:
+        rows.append(("MTP layers", f"{found.mtp_found} found, {found.mtp_declared} declared"))
+    if found.padded_vocab_size:
+        rows.append(("padded vocab", str(found.padded_vocab_size)))
+    rows += [(kind, value) for kind, value in found.variants.items()]
+    if found.training_state:
+        rows.append(("training state", f"{found.training_state} entries, not part of the model"))
+    dtypes = ", ".join(f"{dtype} {human_bytes(nbytes)}" for dtype, nbytes in found.dtypes.items())
+    rows.append(("tensors", f"{found.tensors} in {found.files} files, {human_bytes(found.nbytes)} ({dtypes})"))
+    out.pairs(rows)
+    out.line()
+    out.table(
+        ("tensor", "dtype", "shape", "count", "bytes"),
+        ((f.name, f.dtype, str(list(f.shape)), str(f.count), human_bytes(f.nbytes)) for f in found.folded),
+        right=(3, 4),
+    )

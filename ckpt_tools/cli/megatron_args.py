@@ -1,0 +1,27 @@
+"""`ckpt-tools megatron-args`."""
+
+from __future__ import annotations
+
+import click
+
+from ..arguments import ModelArguments, megatron_arguments
+from ..refs import resolve
+from .options import talking
+from .output import Output
+
+
+@click.command("megatron-args")
+@click.argument("ref")
+@talking("megatron-args")
+def command(out: Output, ref: str) -> int:
+    """Print the Megatron (and slime) model flags that REF needs, one per line, --mtp-num-layers included.
+
+    REF is a Hugging Face folder, a config.json, a Hub id, or a torch-dist directory that carries its config.
+    """
+    found = megatron_arguments(resolve(ref, weights=False))
+    return out.finish(found, (), lambda: _show(out, found))
+
+
+def _show(out: Output, found: ModelArguments) -> None:
+    for flag in found.flags:
+        out.line(flag)

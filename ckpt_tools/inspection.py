@@ -1,0 +1,157 @@
+"""What a checkpoint is: format, family, dimensions, tensors folded by layer, and everything that is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .compare import duplicate_difference
+from .errors import CkptError, Finding
+from .mapping.arrangement import Shape
+from .model import Model, describe, open_store
+from .stores.base import Tensor
+from .stores.hf_folder import HfFolder
+from .stores.torch_dist.metadata import Entry
+from .stores.torch_dist.reader import TorchDist, is_training_state, locate
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Tensors that differ only in indices of their name."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    count: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Inspection:
+    """`format` is "hf" or "torch-dist"; `family` is "" where no table knows the model."""
+
+    path: str
+    format: str
+    family: str = ""
+    dims: dict[str, Any] = field(default_factory=dict)
+    mtp_declared: int | None = None
+    mtp_found: int | None = None
+    tensors: int = 0
+    nbytes: int = 0
+    files: int = 0
+    dtypes: dict[str, int] = field(default_factory=dict)
+    folded: list[Folded] = field(default_factory=list)
+    variants: dict[str, str] = field(default_factory=dict)
+    padded_vocab_size: int | None = None
+    training_state: int = 0
+    checked: bool = False
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        return not any(finding.severity == "error" for finding in self.findings)
+
+
+def inspect_checkpoint(path: Path, hf_config: Path | None = None, check: bool = False) -> Inspection:
+    """Look at headers and metadata; with `check` also at every chunk's header and at tensors stored twice.
+
+    A checkpoint that is broken or unknown is still described; only a path that is no checkpoint raises (NotFound).
+    """
+    store = open_store(path)
+    found = Inspection(str(store.root), "hf" if isinstance(store, HfFolder) else "torch-dist", checked=check)
+    _count(found, store)
+    try:
+        model = describe(store, hf_config)
+    except CkptError as problem:
+        found.findings = list(dict.fromkeys([*store.report.findings, *problem.findings]))
+        return found
+    _identify(found, model)
+    found.findings = store.report.findings
+    if check and found.sound:
+        _check_deep(found, model)
+    return found
+
+
+def _count(found: Inspection, store: HfFolder | TorchDist) -> None:
+    if isinstance(store, HfFolder):
+        tensors: list[Tensor] | list[Entry] = list(store.tensors.values())
+        found.files = len(store.files)
+    else:
+        tensors = [entry for name, entry in store.contents.tensors.items() if not is_training_state(name)]
+        found.files = len({box.stored.file for entry in tensors for box in entry.boxes})
+        found.training_state = len(store.training_keys)
+    found.folded = fold((t.name, t.dtype, t.shape) for t in tensors)
+    found.tensors = len(tensors)
+    found.nbytes = sum(folded.nbytes for folded in found.folded)
+    for folded in found.folded:
+        found.dtypes[folded.dtype] = found.dtypes.get(folded.dtype, 0) + folded.nbytes
+
+
+def _identify(found: Inspection, model: Model) -> None:
+    found.family = model.family.name
+    found.dims = asdict(model.dims)
+    found.mtp_declared, found.mtp_found = model.declared, model.mtp
+    if model.detected is not None:
+        found.variants = {kind: " and ".join(values) for kind, values in model.detected.variants.items() if values}
+        found.padded_vocab_size = next(
+            r.whole_shape[0] for r in model.table.rules if r.hf == ("model.embed_tokens.weight",)
+        )
+    if model.declared != model.mtp:
+        model.store.report.error(
+            "config-claims-mtp" if model.declared > model.mtp else "mtp-undeclared",
+            f"the config declares {model.declared} MTP layers and the keys show {model.mtp}",
+            where=str(model.config_path),
+            expected="the same count",
+            actual=f"{model.declared} declared, {model.mtp} found",
+            fix="put the head back, or set the count to what is there (`convert --mtp drop` writes 0)",
+        )
+
+
+def _check_deep(found: Inspection, model: Model) -> None:
+    try:
+        if isinstance(model.store, TorchDist):
+            locate(model.store, model.store.model_keys)
+    except CkptError as problem:
+        found.findings += problem.findings
+    for name, original in model.stored_duplicates():
+        worst = duplicate_difference(model, name, original)
+        if worst is not None:
+            found.findings.append(
+                Finding(
+                    "tie-conflict",
+                    f"the config ties {name} to {original}, and they differ",
+                    where=found.path,
+                    expected="equal tensors, or tie_word_embeddings false",
+                    actual=f"max |difference| {worst:g}",
+                    fix="if the head is a real one, set tie_word_embeddings to false",
+                )
+            )
+
+
+def fold(tensors: Iterable[tuple[str, str, Shape]]) -> list[Folded]:
+    """Group tensors whose names differ only in numeric segments and whose dtype and shape agree."""
+    groups: dict[tuple[str, str, Shape], list[tuple[str, ...]]] = {}
+    for name, dtype, shape in tensors:
+        segments = tuple(name.split("."))
+        key = ".".join("{}" if segment.isdigit() else segment for segment in segments)
+        groups.setdefault((key, dtype, shape), []).append(tuple(s for s in segments if s.isdigit()))
+    folded = []
+    for (key, dtype, shape), indices in groups.items():
+        columns = [sorted({int(values[i]) for values in indices}) for i in range(len(indices[0]))]
+        single = Tensor("", dtype, shape, ()).nbytes
+        folded.append(Folded(key.format(*map(_ranges, columns)), dtype, shape, len(indices), single * len(indices)))
+    return folded
+
+
+def _ranges(values: list[int]) -> str:
+    if len(values) == 1:
+        return str(values[0])
+    spans: list[list[int]] = []
+    for value in values:
+        if spans and value == spans[-1][1] + 1:
+            spans[-1][1] = value
+        else:
+            spans.append([value, value])
+    return "{" + ",".join(f"{a}..{b}" if a != b else str(a) for a, b in spans) + "}"
