@@ -8,6 +8,7 @@ from typing import Any
 
 from .engine.moves import Move, Side, link
 from .engine.view import View, handles_for
+from .mapping.rules import stored_shape
 from .model import Model, rows_of
 from .stores.base import Chunk, Tensor
 from .stores.dtypes import BY_NAME, FLOATS
@@ -55,7 +56,7 @@ class Logical:
         rows = rows_of(model, table)
         store = model.store
         if isinstance(store, TorchDist):
-            locate(store, {row.megatron.name for row in rows})
+            locate(store, {slot.name for row in rows for slot in row.wholes})
             self.tensors, moves = _from_megatron(model, rows)
         else:
             names = {slot.name for row in rows for slot in row.hf}
@@ -92,10 +93,12 @@ def _from_megatron(model: Model, rows: list[Any]) -> tuple[dict[str, Tensor], di
     """Virtual Hugging Face tensors: each is a file of its own, numbered, so that moves can be told apart."""
     tensors: dict[str, Tensor] = {}
     for row in rows:
-        dtype = model.store.tensors[row.megatron.name].dtype
-        for slot, shape in zip(row.hf, row.rule.shapes, strict=True):
-            chunk = Chunk(len(tensors), 0, (0,) * len(shape), shape)
-            tensors[slot.name] = Tensor(slot.name, dtype, shape, (chunk,))
+        dtype = model.store.tensors[row.wholes[0].name].dtype
+        for slot, template, logical in zip(row.hf, row.rule.hf, row.rule.shapes, strict=True):
+            if slot.name not in tensors:
+                shape = stored_shape(template, row.rule.axes, logical)
+                chunk = Chunk(len(tensors), 0, (0,) * len(shape), shape)
+                tensors[slot.name] = Tensor(slot.name, dtype, shape, (chunk,))
     names = list(tensors)
     moves: dict[str, list[Move]] = {name: [] for name in names}
     for move in link(rows, Side(tensors), Side(model.store.tensors), to_megatron=False):

@@ -13,7 +13,7 @@ from .families.base import Family
 from .families.config import Fields
 from .families.dims import Dims
 from .mapping.detect import Detected, detect, mtp_layers_present
-from .mapping.rules import Bound, Naming, Slot, Table, expand, hf_shapes, megatron_names, stored_shape
+from .mapping.rules import Bound, Naming, Slot, Table, expand, hf_shapes, megatron_shapes
 from .report import Report, listed
 from .stores.hf_folder import CONFIG, HfFolder, is_hf_folder, open_folder, read_json
 from .stores.torch_dist.reader import TorchDist, is_torch_dist, open_checkpoint
@@ -135,15 +135,7 @@ def _describe_hf(
     folder: HfFolder, config: dict[str, Any], where: Path, family: Family, dims: Dims, declared: int
 ) -> Model:
     probe = _mtp_probe(family, dims, dims.vocab_size)
-    layers = {
-        position
-        for rule in probe.rules
-        for axis in rule.axes
-        if axis.name == "mtp"
-        for position, value in enumerate(axis.hf_values)
-        for template in rule.hf
-        if template.format(**{axis.name: value}) in folder.tensors
-    }
+    layers = mtp_layers_present(probe, folder.tensors.keys(), hf=True)
     mtp = _count(layers, folder.report, str(folder.root))
     table = family.table(dims, mtp, dims.vocab_size)
     model = Model(folder, config, where, family, dims, mtp, declared, table, None)
@@ -219,7 +211,7 @@ def _describe_torch_dist(
 ) -> Model:
     keys = store.model_keys
     rows = _stored_vocabulary(store, dims)
-    mtp = _count(mtp_layers_present(_mtp_probe(family, dims, rows), keys), store.report, str(store.root))
+    mtp = _count(mtp_layers_present(_mtp_probe(family, dims, rows), keys, hf=False), store.report, str(store.root))
     table = family.table(dims, mtp, rows)
     detected = detect(table, keys)
     model = Model(store, config, where, family, dims, mtp, declared, table, detected)
@@ -260,9 +252,7 @@ def _check_variants(model: Model, store: TorchDist) -> None:
 def _check_megatron_names(model: Model, store: TorchDist) -> None:
     expected: dict[str, tuple[int, ...]] = {}
     for rule in model.table.rules:
-        template = model.naming.template(rule)
-        shape = stored_shape(template, rule.axes, rule.whole_shape)
-        expected |= dict.fromkeys(megatron_names(template, rule.axes), shape)
+        expected |= megatron_shapes(rule, model.naming.template(rule))
     keys, where = store.model_keys, str(store.root)
     if missing := [name for name in expected if name not in keys]:
         _report_missing(store.report, missing, where, f"{model.family.name} with {model.mtp} MTP layers")

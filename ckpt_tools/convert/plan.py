@@ -10,7 +10,8 @@ from ..engine.program import Program
 from ..errors import UsageProblem, error
 from ..families.arguments import checkpoint_arguments, indivisible, padded_vocabulary
 from ..mapping.arrangement import Shape
-from ..mapping.rules import Bound, Rule, Slot, Table, expand, naming_of, stacked_axes, state_keys
+from ..mapping.detect import LAYERS
+from ..mapping.rules import Bound, Rule, Slot, Table, expand, naming_of, stacked_axes, state_keys, stored_shape
 from ..model import Model, rows_of
 from ..report import Report
 from ..stores import hf_folder
@@ -18,7 +19,7 @@ from ..stores.base import Image
 from ..stores.dtypes import BY_NAME, FLOATS
 from ..stores.torch_dist import layout
 from ..stores.torch_dist.reader import TorchDist, locate
-from .options import PER_LAYER, STACKED, Options
+from .options import AUTO, PER_LAYER, STACKED, Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,12 @@ def plan_megatron(model: Model, mtp: int, options: Options) -> Plan:
     dtypes = _whole_dtypes(rows, model, options)
     planned: dict[str, layout.Planned] = {}
     for row in rows:
-        if row.megatron.name not in planned:
-            leading = tuple(len(axis.megatron) for axis in stacked_axes(naming.template(row.rule), row.rule.axes))
-            cuts = row.rule.arrangement.cuts
-            planned[row.megatron.name] = layout.Planned(
-                row.megatron.name, dtypes[row.megatron.name], leading, row.rule.whole_shape, cuts
-            )
+        if row.wholes[0].name in planned:
+            continue
+        leading = tuple(len(axis.megatron) for axis in stacked_axes(naming.template(row.rule), row.rule.axes))
+        cuts = () if row.rule.pieces else row.rule.arrangement.cuts
+        for slot, (_, shape) in zip(row.wholes, row.rule.stored, strict=True):
+            planned[slot.name] = layout.Planned(slot.name, dtypes[row.megatron.name], leading, shape, cuts)
     main = dtypes["embedding.word_embeddings.weight"]
     arguments = checkpoint_arguments(model.dims, mtp, padded, options.make_vocab_size_divisible_by, main)
     common = layout.common_state(arguments, per_layer=not naming.stacked)
@@ -132,25 +133,44 @@ def _padding_bytes(rows: Iterable[Bound], dtypes: dict[str, str]) -> int:
 def plan_hf(model: Model, mtp: int, options: Options, duplicates: set[str]) -> Plan:
     """torch-dist -> HF; `duplicates` are the tensors that the original stored twice and that are written twice again."""
     assert isinstance(model.store, TorchDist)
+    _check_asked(model, options)
     padded = next(r.whole_shape[0] for r in model.table.rules if r.hf == ("model.embed_tokens.weight",))
     table = model.table_with(mtp, padded)
     rows = rows_of(model, table)
-    locate(model.store, {row.megatron.name for row in rows})
+    locate(model.store, {slot.name for row in rows for slot in row.wholes})
     originals = {d.of: d.hf for d in table.duplicates if d.hf in duplicates}
     rows += [
         row._replace(hf=(Slot(originals[slot.name], ()),)) for row in rows for slot in row.hf if slot.name in originals
     ]
     tensors: dict[str, tuple[str, str, Shape]] = {}
     for row in rows:
-        dtype = target_dtype(row.rule, model.store.tensors[row.megatron.name].dtype, options.dtype)
-        for slot, shape in zip(row.hf, row.rule.shapes, strict=True):
-            tensors[slot.name] = (slot.name, dtype, shape)
+        dtype = target_dtype(row.rule, model.store.tensors[row.wholes[0].name].dtype, options.dtype)
+        for slot, template, shape in zip(row.hf, row.rule.hf, row.rule.shapes, strict=True):
+            tensors[slot.name] = (slot.name, dtype, stored_shape(template, row.rule.axes, shape))
     ordered = [tensors[name] for name in sorted(tensors, key=natural_order)]
     image = hf_folder.lay_out(ordered, options.max_shard_size)
     program = _program(model, image, rows, to_megatron=False)
     program.check(0)
     kind = STACKED if model.naming.stacked else PER_LAYER
     return Plan(program, table, mtp, kind, padded, tensors["model.embed_tokens.weight"][1])
+
+
+def _check_asked(model: Model, options: Options) -> None:
+    """Options that choose how torch-dist is written say, on the way back, what the source must hold."""
+    asked = options.variants | ({} if options.layout == AUTO else {LAYERS: options.layout})
+    seen = model.detected.variants if model.detected else {}
+    report = Report()
+    for kind, wanted in asked.items():
+        if (found := seen.get(kind)) and wanted not in found:
+            report.error(
+                "variant-differs",
+                f"the checkpoint has another kind of {kind} than was asked for",
+                where=str(model.store.root),
+                expected=wanted,
+                actual=", ".join(f"{value}: {example}" for value, example in found.items()),
+                fix="leave the option out to read what is there",
+            )
+    report.raise_errors(UsageProblem)
 
 
 def natural_order(name: str) -> tuple[tuple[bool, int | str], ...]:

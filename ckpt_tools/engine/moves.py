@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -45,17 +44,17 @@ class Move(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The same box in a part and in the whole."""
+    """The same box in a part and in a stored piece of the whole."""
 
     part: int
     part_origin: Shape
+    piece: int
     whole_origin: Shape
     size: Shape
 
 
-@lru_cache(maxsize=4096)
 def pairs(rule: Rule) -> tuple[Pair, ...]:
-    """The boxes of a rule's arrangement, from its blocks."""
+    """The boxes of a rule's arrangement: its blocks, cut where the whole is stored in pieces."""
     found, position, axis = [], 0, rule.arrangement.axis
     for block in rule.arrangement.blocks:
         shape = rule.shapes[block.part]
@@ -63,10 +62,24 @@ def pairs(rule: Rule) -> tuple[Pair, ...]:
         def at(value: int, shape: Shape = shape) -> Shape:
             return tuple(value if i == axis else 0 for i in range(len(shape)))
 
-        size = tuple(block.length if i == axis else extent for i, extent in enumerate(shape))
-        found.append(Pair(block.part, at(block.start), at(position), size))
+        for piece, start, taken, length in _by_piece(rule, position, block.length):
+            size = tuple(length if i == axis else extent for i, extent in enumerate(shape))
+            found.append(Pair(block.part, at(block.start + taken), piece, at(start), size))
         position += block.length
     return tuple(found)
+
+
+def _by_piece(rule: Rule, position: int, length: int) -> Iterator[tuple[int, int, int, int]]:
+    """(piece, row in the piece, row in the block, rows) of a block at `position` of the whole."""
+    if not rule.pieces:
+        yield 0, position, 0, length
+        return
+    begin = 0
+    for number, (_, rows) in enumerate(rule.pieces):
+        low, high = max(position, begin), min(position + length, begin + rows)
+        if low < high:
+            yield number, low - begin, low - position, high - low
+        begin += rows
 
 
 class Side:
@@ -86,15 +99,17 @@ class Side:
 
 def link(rows: Iterable[Bound], hf: Side, megatron: Side, to_megatron: bool) -> Iterator[Move]:
     """The moves that build the destination side from the source side, row by row of the table."""
+    rule: Rule | None = None
+    boxes: tuple[Pair, ...] = ()
     for row in rows:
-        whole = megatron.chunks(row.megatron)
-        whole_dtype = megatron.tensors[row.megatron.name].dtype
-        parts = [hf.chunks(slot) for slot in row.hf]
-        dtypes = [hf.tensors[slot.name].dtype for slot in row.hf]
-        for pair in pairs(row.rule):
-            part = (parts[pair.part], pair.part_origin, dtypes[pair.part])
-            there = (whole, pair.whole_origin, whole_dtype)
-            source, target = (part, there) if to_megatron else (there, part)
+        if row.rule is not rule:
+            rule, boxes = row.rule, pairs(row.rule)
+        wholes = [(megatron.chunks(slot), megatron.tensors[slot.name].dtype) for slot in row.wholes]
+        parts = [(hf.chunks(slot), hf.tensors[slot.name].dtype) for slot in row.hf]
+        for pair in boxes:
+            part = (parts[pair.part][0], pair.part_origin, parts[pair.part][1])
+            whole = (wholes[pair.piece][0], pair.whole_origin, wholes[pair.piece][1])
+            source, target = (part, whole) if to_megatron else (whole, part)
             yield from box_moves(source, target, pair.size)
 
 

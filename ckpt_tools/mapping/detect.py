@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from .rules import Naming, Rule, Spelling, Table, megatron_names, without
+from .rules import Naming, Rule, Spelling, Table, megatron_shapes, on_axis, without
 
 LAYERS = "layers"
 STACKED, PER_LAYER = "stacked", "per-layer"
@@ -42,7 +42,7 @@ def detect(table: Table, keys: Set[str]) -> Detected:
 
 def _present(rule: Rule, spelling: Spelling, stacked: bool, keys: Set[str]) -> list[str]:
     template = without(spelling.template, "layer") if stacked else spelling.template
-    return [name for name in megatron_names(template, rule.axes) if name in keys]
+    return [name for name in megatron_shapes(rule, template) if name in keys]
 
 
 def _is_stacked(table: Table, keys: Set[str], variants: dict[str, dict[str, str]]) -> bool:
@@ -57,14 +57,12 @@ def _is_stacked(table: Table, keys: Set[str], variants: dict[str, dict[str, str]
     return STACKED in seen
 
 
-def mtp_layers_present(table: Table, keys: Set[str]) -> set[int]:
-    """MTP layers of which at least one Megatron key is stored, among those that `table` enumerates."""
+def mtp_layers_present(table: Table, keys: Set[str], hf: bool) -> set[int]:
+    """MTP layers of which at least one tensor is stored, among those that `table` enumerates."""
     return {
-        value
+        layer
         for rule in table.rules
-        for axis in rule.axes
-        if axis.name == "mtp"
-        for value in axis.megatron
-        for spelling in rule.spellings
-        if spelling.template.format(**{axis.name: value}) in keys
+        for template in (rule.hf if hf else [spelling.template + rule.stored[0][0] for spelling in rule.spellings])
+        for layer, name in on_axis(template, rule.axes, "mtp", hf).items()
+        if name in keys
     }

@@ -14,17 +14,19 @@ from typing import NamedTuple
 
 from .arrangement import Arrangement, Shape
 
+Values = range | tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
     """One index of a name: its values on the Megatron side and, where they differ, on the Hugging Face side."""
 
     name: str
-    megatron: range
-    hf: range | None = None
+    megatron: Values
+    hf: Values | None = None
 
     @property
-    def hf_values(self) -> range:
+    def hf_values(self) -> Values:
         return self.megatron if self.hf is None else self.hf
 
 
@@ -41,7 +43,8 @@ class Rule:
     """One Megatron tensor per combination of axis values, arranged from the parts `hf` of shapes `shapes`.
 
     `spellings[0]` is what Megatron with TransformerEngine writes; the others are read as well and written on request.
-    `keep_dtype` marks tensors that no dtype option may cast (router bias, integer tables).
+    `keep_dtype` marks tensors that no dtype option may cast (router bias, integer tables). `pieces` are (suffix, rows) of
+    a whole that Megatron stores as several tensors, cut along its first axis (gated delta net: `in_proj.weight.query`, ...).
     """
 
     spellings: tuple[Spelling, ...]
@@ -50,10 +53,21 @@ class Rule:
     arrangement: Arrangement
     axes: tuple[Axis, ...] = ()
     keep_dtype: bool = False
+    pieces: tuple[tuple[str, int], ...] = ()
 
     @property
     def whole_shape(self) -> Shape:
         return self.arrangement.whole_shape(self.shapes)
+
+    @property
+    def stored(self) -> tuple[tuple[str, Shape], ...]:
+        """(suffix of the name, shape) of every tensor that the whole is stored as."""
+        shape = self.whole_shape
+        if not self.pieces:
+            return (("", shape),)
+        if sum(rows for _, rows in self.pieces) != shape[0]:
+            raise ValueError(f"pieces {self.pieces} do not make up {shape[0]} rows")
+        return tuple((f".{suffix}", (rows, *shape[1:])) for suffix, rows in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,13 @@ class Bound(NamedTuple):
     rule: Rule
     megatron: Slot
     hf: tuple[Slot, ...]
+
+    @property
+    def wholes(self) -> tuple[Slot, ...]:
+        """Slots of the stored Megatron tensors: one, or one per piece."""
+        if not self.rule.pieces:
+            return (self.megatron,)
+        return tuple(Slot(self.megatron.name + suffix, self.megatron.place) for suffix, _ in self.rule.stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,5 +219,25 @@ def hf_names(rule: Rule) -> Iterator[str]:
 
 
 def megatron_names(template: str, axes: tuple[Axis, ...]) -> list[str]:
-    """The stored Megatron names of one template, each once."""
+    """The Megatron names of one template, each once."""
     return list(dict.fromkeys(slot.name for slot in _slots(template, axes, hf=False)))
+
+
+def megatron_shapes(rule: Rule, template: str) -> dict[str, Shape]:
+    """Every stored Megatron tensor of a rule under one of its templates, with its shape."""
+    return {
+        name + suffix: stored_shape(template, rule.axes, logical)
+        for name in megatron_names(template, rule.axes)
+        for suffix, logical in rule.stored
+    }
+
+
+def on_axis(template: str, axes: tuple[Axis, ...], name: str, hf: bool) -> dict[int, str]:
+    """For every position on axis `name`: one name of `template` there (the other axes at their first value)."""
+    firsts = tuple(
+        axis if axis.name == name else Axis(axis.name, axis.megatron[:1], axis.hf[:1] if axis.hf is not None else None)
+        for axis in axes
+    )
+    if not any(axis.name == name for axis in axes) or any(len(axis.megatron) == 0 for axis in firsts):
+        return {}
+    return dict(enumerate(slot.name for slot in _slots(template, firsts, hf)))
