@@ -1,0 +1,1 @@
+"""Independent oracles that tests compare the converter with."""

@@ -1,0 +1,244 @@
+"""The steps a rank can run. Every function returns a JSON-serialisable result of this rank alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from safetensors.torch import save_file
+
+from . import reference, training_state
+from .hf import HfConfig, Tensors, mtp_layers, read_config, read_tensors
+from .model import build_model
+from .sharding import Layout, expected_local
+
+Result = dict[str, Any]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One step's inputs, read and completed with defaults."""
+
+    step: dict[str, Any]
+    hf_config: HfConfig
+    hf_tensors: Tensors
+    layout: Layout
+    mtp: int
+    dtype: torch.dtype
+    padded_vocab: int
+
+    @classmethod
+    def read(cls, step: dict[str, Any], tp: int, pp: int) -> Setting:
+        """Without `mtp` and `padded_vocab` the Hugging Face folder's own numbers are taken."""
+        config, tensors = read_config(step["hf"]), read_tensors(step["hf"])
+        vocab_rows = tensors["model.embed_tokens.weight"].shape[0]
+        return cls(
+            step=step,
+            hf_config=config,
+            hf_tensors=tensors,
+            layout=Layout(tp, pp, step.get("first_stage_layers")),
+            mtp=int(step.get("mtp", mtp_layers(config))),
+            dtype=DTYPES[step.get("dtype", "fp32")],
+            padded_vocab=int(step.get("padded_vocab", vocab_rows)),
+        )
+
+    def model(self) -> GPTModel:
+        """This rank's model, all NaN."""
+        return build_model(self.hf_config, self.layout, mtp=self.mtp, dtype=self.dtype, padded_vocab=self.padded_vocab)
+
+    def expected_full(self) -> Tensors:
+        """Every parameter of the one-rank model, in the model's dtype, without the MTP layers the model lacks."""
+        full = reference.expected_parameters(self.hf_config, self.hf_tensors, self.padded_vocab)
+        kept = {name: value for name, value in full.items() if _mtp_index(name) < self.mtp}
+        return {name: value.to(self.dtype) for name, value in kept.items()}
+
+    def expected(self, local_name: str, full: Tensors) -> tuple[str, torch.Tensor]:
+        """The one-rank name and this rank's value of one of its parameters."""
+        return expected_local(
+            local_name,
+            full,
+            self.layout,
+            tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+            pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
+            num_layers=self.hf_config["num_hidden_layers"],
+        )
+
+
+def _mtp_index(name: str) -> int:
+    return int(name.split(".")[2]) if name.startswith("mtp.layers.") else -1
+
+
+def run_step(step: dict[str, Any], tp: int, pp: int) -> Result:
+    """Run one step of any kind."""
+    kinds: dict[str, Callable[[Setting], Result]] = {"load": load, "logits": logits, "save": save, "dump": dump}
+    return kinds[step["kind"]](Setting.read(step, tp, pp))
+
+
+def _sharded_state_dict(model: GPTModel, metadata: dict[str, Any] | None) -> dict[str, Any]:
+    """The model's sharded state dict under a checkpoint's content metadata, asked for as training does."""
+    metadata = dict(metadata or {})
+    metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    state: dict[str, Any] = model.sharded_state_dict(prefix="", metadata=metadata)
+    return state
+
+
+def load_model(setting: Setting) -> tuple[GPTModel, dict[str, Any]]:
+    """A model loaded from the step's directory with the default strictness, and the checkpoint's common state."""
+    model = setting.model()
+    directory = setting.step["dir"]
+    metadata = dist_checkpointing.load_content_metadata(directory)
+    loaded = dist_checkpointing.load({"model": _sharded_state_dict(model, metadata)}, directory)
+    model.load_state_dict(loaded.pop("model"), strict=True)
+    return model, loaded
+
+
+def load(setting: Setting) -> Result:
+    """Load, then compare every parameter bit by bit with what this rank must hold."""
+    model, common = load_model(setting)
+    full = setting.expected_full()
+    names, mismatches = [], []
+    for local_name, parameter in model.named_parameters():
+        name, expected = setting.expected(local_name, full)
+        names.append(name)
+        difference = difference_of(parameter.detach(), expected)
+        if difference:
+            mismatches.append({"rank": torch.distributed.get_rank(), "parameter": name, "reason": difference})
+    return {
+        "compared": len(names),
+        "mismatches": mismatches,
+        "names": names,
+        "expected_names": sorted(full),
+        "common": {key: common.get(key) for key in ("checkpoint_version", "iteration", "content_metadata")},
+        "common_keys": sorted(map(str, common)),
+    }
+
+
+def difference_of(found: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """How two tensors differ, or None when dtype, shape and every bit agree."""
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return f"{found.dtype} {tuple(found.shape)} instead of {expected.dtype} {tuple(expected.shape)}"
+    same = found.contiguous().view(torch.uint8) == expected.contiguous().view(torch.uint8)
+    if bool(same.all()):
+        return None
+    wrong = (found != expected) | found.isnan() | expected.isnan()
+    largest = (found - expected).abs().nan_to_num(0.0).max().item()
+    return f"{int(wrong.sum())} of {found.numel()} differ by up to {largest:.3g}, {int(found.isnan().sum())} not loaded"
+
+
+def logits(setting: Setting) -> Result:
+    """Load, then compare the main and the MTP logits of a fixed batch with Hugging Face's (one rank, fp32)."""
+    _require_one_rank(setting)
+    if setting.dtype is not torch.float32:
+        raise ValueError("logits are compared in fp32 only")
+    model, _ = load_model(setting)
+    config, tensors = setting.hf_config, setting.hf_tensors
+    size = tensors["model.embed_tokens.weight"].shape[0]
+    generator = torch.Generator().manual_seed(setting.step.get("seed", 1234))
+    ids = torch.randint(0, size, (2, setting.step.get("length", 16)), generator=generator)
+    main, mtp = megatron_logits(model, ids)
+    result: Result = {"main": _compare(main[..., :size], reference.hf_logits(config, tensors, ids))}
+    if mtp:
+        result["mtp"] = _compare(mtp[0][:, :-1, :size], reference.hf_mtp_logits(config, tensors, ids))
+    found, wanted = model.rotary_pos_emb.inv_freq, reference.hf_inverse_frequencies(config, tensors)
+    result["rotary_relative_difference"] = ((found - wanted).abs() / wanted).max().item()
+    return result
+
+
+def _compare(found: torch.Tensor, wanted: torch.Tensor) -> dict[str, float]:
+    if found.shape != wanted.shape:
+        raise ValueError(f"logits of shape {tuple(found.shape)} instead of {tuple(wanted.shape)}")
+    return {"max_abs_difference": (found - wanted).abs().max().item(), "scale": wanted.abs().max().item()}
+
+
+@torch.no_grad()
+def megatron_logits(model: GPTModel, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Main logits and every MTP depth's logits, all [batch, sequence, vocabulary].
+
+    MTP logits only exist inside the loss computation: labels are given, and the output layer's results are caught in
+    the order of its calls, MTP depths first, the main head last. They are cloned, for the loss overwrites them.
+    """
+    seen: list[torch.Tensor] = []
+    hook = model.output_layer.register_forward_hook(
+        lambda module, args, out: seen.append(out[0].transpose(0, 1).clone())
+    )
+    length = ids.shape[1]
+    positions = torch.arange(length).expand_as(ids)
+    masked = torch.triu(torch.ones(1, 1, length, length), diagonal=1).bool()
+    try:
+        model(ids, positions, masked, labels=ids, loss_mask=torch.ones_like(ids, dtype=torch.float32))
+    finally:
+        hook.remove()
+    if len(seen) != 1 + (model.config.mtp_num_layers or 0):
+        raise RuntimeError(f"the output layer ran {len(seen)} times")
+    return seen[-1], seen[:-1]
+
+
+def save(setting: Setting) -> Result:
+    """Let Megatron save the Hugging Face weights under this layout; with `training`, as a training iteration does."""
+    model = setting.model()
+    full = setting.expected_full()
+    with torch.no_grad():
+        for local_name, parameter in model.named_parameters():
+            parameter.copy_(setting.expected(local_name, full)[1])
+    metadata = setting.step.get("content_metadata")
+    training = setting.step.get("training")
+    if training is not None and training.get("optimizer") == "distributed":
+        metadata = {"distrib_optim_sharding_type": training_state.DEFAULT_SHARDING, **(metadata or {})}
+    state = {"model": _sharded_state_dict(model, metadata)}
+    if training is not None:
+        state |= _training_entries(setting, model, state["model"], metadata, training)
+    directory = Path(setting.step["dir"])
+    directory.mkdir(parents=True, exist_ok=True)
+    dist_checkpointing.save(state, str(directory), content_metadata=metadata)
+    return {"saved": str(directory), "parameters": sum(1 for _ in model.parameters())}
+
+
+def _training_entries(
+    setting: Setting,
+    model: GPTModel,
+    model_state: dict[str, Any],
+    metadata: dict[str, Any] | None,
+    training: dict[str, Any],
+) -> dict[str, Any]:
+    entries = training_state.common_state(
+        setting.hf_config,
+        setting.layout,
+        mtp=setting.mtp,
+        padded_vocab=setting.padded_vocab,
+        dtype=setting.dtype,
+        training=training,
+    )
+    if optimizer := training.get("optimizer"):
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        entries["optimizer"] = training_state.optimizer_state(
+            model,
+            model_state,
+            distributed={"distributed": True, "adam": False}[optimizer],
+            metadata={**(metadata or {}), "dp_cp_group": group},
+            dtype=setting.dtype,
+        )
+        entries["opt_param_scheduler"] = training_state.scheduler_state()
+    if training.get("rng"):
+        entries["rng_state"] = training_state.rng_state(setting.layout)
+        entries["rerun_state_machine"] = training_state.rerun_state()
+    return entries
+
+
+def dump(setting: Setting) -> Result:
+    """Load, then write every parameter under its module name to the safetensors file `out` (one rank)."""
+    _require_one_rank(setting)
+    model, _ = load_model(setting)
+    parameters = {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+    save_file(parameters, setting.step["out"])
+    return {"written": setting.step["out"], "parameters": len(parameters)}
+
+
+def _require_one_rank(setting: Setting) -> None:
+    if setting.layout.tp * setting.layout.pp != 1:
+        raise ValueError(f"a {setting.step['kind']} step needs tp = pp = 1")
