@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .engine.moves import Move, Side, link
+from .engine.cast import cast_bytes
+from .engine.moves import Cast, Located, Move, Scale, Side, box_moves, link
 from .engine.view import View, handles_for
 from .mapping.rules import stored_shape
 from .model import Model, rows_of
+from .quantised import logical_dtype
 from .stores.base import Chunk, Tensor
 from .stores.dtypes import BY_NAME, FLOATS
 from .stores.torch_dist.reader import TorchDist, locate
@@ -52,7 +54,7 @@ class Logical:
     """The Hugging Face tensors of a model as views, whatever the format underneath."""
 
     def __init__(self, model: Model, mtp: int | None = None) -> None:
-        table = model.table_with(model.mtp if mtp is None else mtp, _padded(model))
+        table = model.table_with(model.mtp if mtp is None else mtp, model.stored_vocab)
         rows = rows_of(model, table)
         store = model.store
         if isinstance(store, TorchDist):
@@ -60,8 +62,8 @@ class Logical:
             self.tensors, moves = _from_megatron(model, rows)
         else:
             names = {slot.name for row in rows for slot in row.hf}
-            self.tensors = {name: store.tensors[name] for name in names}
-            moves = {name: _own(tensor) for name, tensor in self.tensors.items()}
+            self.tensors = {name: _dequantised(store.tensors[name], model) for name in names}
+            moves = {name: _own(store.tensors[name], model.scales.get(name)) for name in names}
         self.moves: dict[str, list[Move]] = moves
         self.mtp_names = {
             slot.name for row in rows if any(axis.name == "mtp" for axis in row.rule.axes) for slot in row.hf
@@ -75,29 +77,29 @@ class Logical:
         self.handles.close()
 
 
-def _padded(model: Model) -> int:
-    entry = (
-        model.store.contents.tensors.get("embedding.word_embeddings.weight")
-        if isinstance(model.store, TorchDist)
-        else None
-    )
-    return entry.shape[0] if entry else model.dims.vocab_size
+def _dequantised(tensor: Tensor, model: Model) -> Tensor:
+    return replace(tensor, dtype=logical_dtype(tensor, model.scales))
 
 
-def _own(tensor: Tensor) -> list[Move]:
-    (chunk,) = tensor.chunks
-    return [Move(chunk.file, chunk.offset, tensor.nbytes, 0, 0, tensor.nbytes, tensor.nbytes, 1, None, tensor.nbytes)]
+def _own(tensor: Tensor, scale: Scale | None = None) -> list[Move]:
+    """A stored tensor as moves to offset 0 of itself, dequantised if it has scales."""
+    origin = (0,) * len(tensor.shape)
+    dtype = "BF16" if scale else tensor.dtype
+    here = Located(list(tensor.chunks), tensor.dtype, scale)
+    there = Located([Chunk(0, 0, origin, tensor.shape)], dtype)
+    return list(box_moves((here, origin), (there, origin), tensor.shape))
 
 
 def _from_megatron(model: Model, rows: list[Any]) -> tuple[dict[str, Tensor], dict[str, list[Move]]]:
     """Virtual Hugging Face tensors: each is a file of its own, numbered, so that moves can be told apart."""
     tensors: dict[str, Tensor] = {}
     for row in rows:
-        dtype = model.store.tensors[row.wholes[0].name].dtype
+        stored = model.store.tensors[row.wholes[0].name].dtype
         for slot, template, logical in zip(row.hf, row.rule.hf, row.rule.shapes, strict=True):
             if slot.name not in tensors:
-                shape = stored_shape(template, row.rule.axes, logical)
+                shape = stored_shape(template, row.rule.axes, logical, hf=True)
                 chunk = Chunk(len(tensors), 0, (0,) * len(shape), shape)
+                dtype = model.reference.dtypes.get(slot.name, stored) if row.rule.shift else stored
                 tensors[slot.name] = Tensor(slot.name, dtype, shape, (chunk,))
     names = list(tensors)
     moves: dict[str, list[Move]] = {name: [] for name in names}
@@ -116,13 +118,16 @@ def compare(a: Model, b: Model, progress: Callable[[int], None] | None = None) -
         right.close()
 
 
-def compare_logical(left: Logical, right: Logical, progress: Callable[[int], None] | None = None) -> Comparison:
+def compare_logical(
+    left: Logical, right: Logical, progress: Callable[[int], None] | None = None, rounded: bool = False
+) -> Comparison:
+    """With `rounded`, values of the left are rounded to the right's dtype first, as a conversion rounds them."""
     found = Comparison()
     for name in sorted(left.tensors.keys() | right.tensors.keys()):
         mtp = name in left.mtp_names or name in right.mtp_names
         found.mtp_tensors += mtp
         found.body_tensors += not mtp
-        difference = _difference(name, left, right)
+        difference = _difference(name, left, right, rounded)
         if difference is None:
             same_dtype = left.tensors[name].dtype == right.tensors[name].dtype
             found.equal += same_dtype
@@ -136,7 +141,7 @@ def compare_logical(left: Logical, right: Logical, progress: Callable[[int], Non
     return found
 
 
-def _difference(name: str, left: Logical, right: Logical) -> Difference | None:
+def _difference(name: str, left: Logical, right: Logical, rounded: bool) -> Difference | None:
     if name not in left.tensors or name not in right.tensors:
         return Difference(name, "missing in B" if name in left.tensors else "missing in A")
     a, b = left.tensors[name], right.tensors[name]
@@ -145,19 +150,22 @@ def _difference(name: str, left: Logical, right: Logical) -> Difference | None:
         return Difference(name, "shape", here, there)
     if a.dtype != b.dtype and not (a.dtype in FLOATS and b.dtype in FLOATS):
         return Difference(name, "differs", here, there)
-    worst = max_difference(left.view(name), right.view(name))
+    worst = max_difference(left.view(name), right.view(name), rounded)
     return None if worst is None else Difference(name, "differs", here, there, max_abs=worst)
 
 
-def max_difference(a: View, b: View) -> float | None:
+def max_difference(a: View, b: View, rounded: bool = False) -> float | None:
     """None if every element is equal bit by bit (or by value across dtypes); else the largest |a - b|, nan if one is nan."""
     worst: float | None = None
-    for here, there in _tile_pairs(a, b):
-        if a.tensor.dtype == b.tensor.dtype and here == there:
+    cast = Cast(a.tensor.dtype, b.tensor.dtype)
+    dtype = cast.target if rounded else cast.source
+    for read, there in _tile_pairs(a, b):
+        here = cast_bytes(memoryview(read), cast) if dtype != cast.source else read
+        if dtype == cast.target and here == there:
             continue
-        if a.tensor.dtype not in FLOATS and a.tensor.dtype == b.tensor.dtype:
+        if dtype not in FLOATS and dtype == cast.target:
             return float("nan")
-        delta = _largest(here, a.tensor.dtype, there, b.tensor.dtype)
+        delta = _largest(here, dtype, there, cast.target)
         if delta is not None:
             worst = delta if worst is None or not worst >= delta else worst
     return worst
@@ -170,7 +178,7 @@ def _tile_pairs(a: View, b: View) -> Iterator[tuple[bytearray, bytearray]]:
         yield a.read(start, stop), b.read(int(start * ratio), int(stop * ratio))
 
 
-def _largest(here: bytearray, here_dtype: str, there: bytearray, there_dtype: str) -> float | None:
+def _largest(here: bytes | bytearray, here_dtype: str, there: bytearray, there_dtype: str) -> float | None:
     """Largest |a - b| of two tiles; None if their values are equal (a difference of bits alone counts as 0.0)."""
     import torch
 
@@ -187,7 +195,7 @@ def duplicate_difference(model: Model, name: str, original: str) -> float | None
     """How a stored duplicate (a tied model's lm_head) differs from its original; None if it does not."""
     tensors, handles = model.store.tensors, handles_for(model.store.files)
     try:
-        views = [View(tensors[key], _own(tensors[key]), handles) for key in (name, original)]
-        return max_difference(*views)
+        a, b = (View(tensors[key], _own(tensors[key]), handles) for key in (name, original))
+        return max_difference(a, b)
     finally:
         handles.close()

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from .compare import duplicate_difference
-from .errors import CkptError, Finding
+from .errors import CkptError
+from .families.config import Fields
 from .mapping.arrangement import Shape
+from .mapping.rules import Naming, State, Table, state_keys
 from .model import Model, describe, open_store
+from .report import Outcome, listed
 from .stores.base import Tensor
 from .stores.hf_folder import HfFolder
 from .stores.torch_dist.metadata import Entry
@@ -30,12 +33,16 @@ class Folded:
 
 @dataclass(slots=True)
 class Inspection:
-    """`format` is "hf" or "torch-dist"; `family` is "" where no table knows the model."""
+    """`format` is "hf" or "torch-dist"; `family` is "" where no table knows the model.
+
+    `tied_from` is the level of config.json that states whether embedding and head are tied.
+    """
 
     path: str
     format: str
     family: str = ""
     dims: dict[str, Any] = field(default_factory=dict)
+    tied_from: str = ""
     mtp_declared: int | None = None
     mtp_found: int | None = None
     tensors: int = 0
@@ -47,14 +54,9 @@ class Inspection:
     padded_vocab_size: int | None = None
     training_state: int = 0
     checked: bool = False
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def sound(self) -> bool:
-        return not any(finding.severity == "error" for finding in self.findings)
 
 
-def inspect_checkpoint(path: Path, hf_config: Path | None = None, check: bool = False) -> Inspection:
+def inspect_checkpoint(path: Path, hf_config: Path | None = None, check: bool = False) -> Outcome[Inspection]:
     """Look at headers and metadata; with `check` also at every chunk's header and at tensors stored twice.
 
     A checkpoint that is broken or unknown is still described; only a path that is no checkpoint raises (NotFound).
@@ -65,13 +67,11 @@ def inspect_checkpoint(path: Path, hf_config: Path | None = None, check: bool = 
     try:
         model = describe(store, hf_config)
     except CkptError as problem:
-        found.findings = list(dict.fromkeys([*store.report.findings, *problem.findings]))
-        return found
+        return Outcome(found, list(dict.fromkeys([*store.report.findings, *problem.findings])))
     _identify(found, model)
-    found.findings = store.report.findings
-    if check and found.sound:
-        _check_deep(found, model)
-    return found
+    if check and not store.report.errors:
+        _check_deep(model)
+    return Outcome(found, store.report.findings)
 
 
 def _count(found: Inspection, store: HfFolder | TorchDist) -> None:
@@ -92,12 +92,14 @@ def _count(found: Inspection, store: HfFolder | TorchDist) -> None:
 def _identify(found: Inspection, model: Model) -> None:
     found.family = model.family.name
     found.dims = asdict(model.dims)
+    found.tied_from, _ = Fields(model.config, str(model.config_path)).lookup("tie_word_embeddings")
     found.mtp_declared, found.mtp_found = model.declared, model.mtp
     if model.detected is not None:
         found.variants = {kind: " and ".join(values) for kind, values in model.detected.variants.items() if values}
         found.padded_vocab_size = next(
             r.whole_shape[0] for r in model.table.rules if r.hf == ("model.embed_tokens.weight",)
         )
+        _check_states(model, model.store)
     if model.declared != model.mtp:
         model.store.report.error(
             "config-claims-mtp" if model.declared > model.mtp else "mtp-undeclared",
@@ -109,24 +111,43 @@ def _identify(found: Inspection, model: Model) -> None:
         )
 
 
-def _check_deep(found: Inspection, model: Model) -> None:
+def _check_states(model: Model, store: HfFolder | TorchDist) -> None:
+    """A module whose `_extra_state` is stored for some layers only lost the others: strict Megatron refuses to load it."""
+    assert isinstance(store, TorchDist)
+    absent: list[str] = []
+    for state in model.table.states:
+        for spelling in state.spellings:
+            keys = state_keys(Table((), (State((spelling,), state.axes),)), Naming(model.naming.stacked))
+            gone = [key for key in keys if key not in store.contents.objects]
+            absent += gone if len(gone) < len(keys) else []
+    if absent:
+        store.report.note(
+            "extra-state-partial",
+            f"{len(absent)} _extra_state objects are not there, of modules that have them in other layers",
+            where=str(store.root),
+            expected="one per layer, or none",
+            actual=f"absent: {listed(absent)}",
+            fix="the weights are complete; where Megatron insists, convert to Hugging Face and back",
+        )
+
+
+def _check_deep(model: Model) -> None:
+    report = model.store.report
     try:
         if isinstance(model.store, TorchDist):
             locate(model.store, model.store.model_keys)
     except CkptError as problem:
-        found.findings += problem.findings
+        report.findings += problem.findings
     for name, original in model.stored_duplicates():
         worst = duplicate_difference(model, name, original)
         if worst is not None:
-            found.findings.append(
-                Finding(
-                    "tie-conflict",
-                    f"the config ties {name} to {original}, and they differ",
-                    where=found.path,
-                    expected="equal tensors, or tie_word_embeddings false",
-                    actual=f"max |difference| {worst:g}",
-                    fix="if the head is a real one, set tie_word_embeddings to false",
-                )
+            report.error(
+                "tie-conflict",
+                f"the config ties {name} to {original}, and they differ",
+                where=str(model.store.root),
+                expected="equal tensors, or tie_word_embeddings false",
+                actual=f"max |difference| {worst:g}",
+                fix="if the head is a real one, set tie_word_embeddings to false",
             )
 
 

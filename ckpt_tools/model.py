@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import CkptError, NotFound, error
+from .checks import check_hf, check_megatron, shape_differs
+from .engine.moves import Scale
+from .errors import NotFound, error
 from .families import family_of
-from .families.base import Family
+from .families.base import HF, MEGATRON, NONE, Family, Variants
 from .families.config import Fields
 from .families.dims import Dims
 from .mapping.detect import Detected, detect, mtp_layers_present
-from .mapping.rules import Bound, Naming, Slot, Table, expand, hf_shapes, megatron_shapes
+from .mapping.rules import Bound, Naming, Table, expand, hf_shapes
+from .quantised import read_scales, scale_names
+from .reference import Reference, reference_of
 from .report import Report, listed
 from .stores.hf_folder import CONFIG, HfFolder, is_hf_folder, open_folder, read_json
 from .stores.torch_dist.reader import TorchDist, is_torch_dist, open_checkpoint
 
 HF_COPY = "hf"  # inside the iteration directory: the config and sidecars that came with the weights
-MTP_PROBE = 16  # no release has more MTP layers; the count is what the keys show
+EMBEDDING = "embedding.word_embeddings.weight"
 
 
 @dataclass(slots=True)
 class Model:
-    """`mtp` counts the MTP layers that the keys show, `declared` what the config says."""
+    """`mtp` counts the MTP layers that the keys show, `declared` what the config says.
+
+    `chosen` are the layout variants of both sides, `scales` those of quantised weights, `towers` the tensors that are not
+    the language model's; `reference` is what the original folder was like.
+    """
 
     store: HfFolder | TorchDist
     config: dict[str, Any]
@@ -35,6 +43,10 @@ class Model:
     declared: int
     table: Table
     detected: Detected | None
+    chosen: dict[str, str] = field(default_factory=dict)
+    scales: dict[str, Scale] = field(default_factory=dict)
+    towers: list[str] = field(default_factory=list)
+    reference: Reference = field(default_factory=Reference)
 
     @property
     def is_hf(self) -> bool:
@@ -44,8 +56,14 @@ class Model:
     def naming(self) -> Naming:
         return self.detected.naming if self.detected else Naming(stacked=True)
 
-    def table_with(self, mtp: int, padded_vocab: int | None = None) -> Table:
-        return self.family.table(self.dims, mtp, padded_vocab or self.dims.vocab_size)
+    @property
+    def stored_vocab(self) -> int:
+        """Rows of the stored embedding: padded in torch-dist."""
+        entry = self.store.contents.tensors.get(EMBEDDING) if isinstance(self.store, TorchDist) else None
+        return max(entry.shape[0], self.dims.vocab_size) if entry and entry.shape else self.dims.vocab_size
+
+    def table_with(self, mtp: int, padded_vocab: int | None = None, variants: Variants = NONE) -> Table:
+        return self.family.table(self.dims, mtp, padded_vocab or self.dims.vocab_size, {**self.chosen, **variants})
 
     def stored_duplicates(self) -> list[tuple[str, str]]:
         """(name, original) of the Hugging Face duplicates that this folder stores."""
@@ -69,19 +87,19 @@ def open_store(path: Path) -> HfFolder | TorchDist:
     )
 
 
-def open_model(path: Path, hf_config: Path | None = None) -> Model:
+def open_model(path: Path, hf_config: Path | None = None, variants: Variants = NONE) -> Model:
     """Open, identify and check a checkpoint completely, reading no tensor bytes.
 
-    `hf_config` is a folder or a config.json; a torch-dist directory needs it unless it carries a copy. Raises with every
-    finding: integrity, config, names, shapes.
+    `hf_config` is a folder or a config.json; a torch-dist directory needs it unless it carries a copy. `variants` settles
+    what no key tells. Raises with every finding: integrity, config, names, shapes.
     """
     store = open_store(path)
-    model = describe(store, hf_config)
+    model = describe(store, hf_config, variants)
     store.report.raise_errors()
     return model
 
 
-def describe(store: HfFolder | TorchDist, hf_config: Path | None = None) -> Model:
+def describe(store: HfFolder | TorchDist, hf_config: Path | None = None, variants: Variants = NONE) -> Model:
     """As `open_model`, but name and shape findings are left in `store.report`; config problems still raise."""
     config, where = _config_of(store, hf_config)
     fields = Fields(config, str(where))
@@ -89,10 +107,14 @@ def describe(store: HfFolder | TorchDist, hf_config: Path | None = None) -> Mode
     dims = family.dims(fields)
     declared = fields.mtp_layers()
     fields.done()
+    model = Model(store, config, where, family, dims, 0, declared, Table(()), None)
+    model.chosen = family.defaults() | {kind: value for kind, value in variants.items() if kind in family.defaults()}
     if isinstance(store, HfFolder):
         store.report.raise_errors()
-        return _describe_hf(store, config, where, family, dims, declared)
-    return _describe_torch_dist(store, config, where, family, dims, declared)
+        _describe_hf(model, store)
+    else:
+        _describe_torch_dist(model, store)
+    return model
 
 
 def _config_of(store: HfFolder | TorchDist, hf_config: Path | None) -> tuple[dict[str, Any], Path]:
@@ -112,13 +134,17 @@ def _config_of(store: HfFolder | TorchDist, hf_config: Path | None) -> tuple[dic
     )
 
 
-def _mtp_probe(family: Family, dims: Dims, padded: int) -> Table:
-    return family.table(dims, MTP_PROBE if family.mtp_field else 0, padded)
+def _detected_variants(model: Model, side: str, names: Iterable[str]) -> dict[str, str]:
+    present = set(names)
+    found = {v.kind: v.detect(model.dims, present) for v in model.family.variants if v.side == side}
+    return {kind: option for kind, option in found.items() if option is not None}
 
 
-def _count(layers: Iterable[int], report: Report, where: str) -> int:
-    """Layers must be 0, 1, ... without a gap."""
-    found = sorted(layers)
+def _count_mtp(model: Model, names: set[str], report: Report) -> int:
+    """MTP layers by their tensors; they must be numbered from 0 without a gap, and not more than names can tell apart."""
+    family, where = model.family, str(model.store.root)
+    probe = model.table_with(family.mtp_limit if family.mtp_field else 0, model.stored_vocab)
+    found = sorted(mtp_layers_present(probe, names, model.is_hf))
     if found != list(range(len(found))):
         report.error(
             "mtp-layers-gap",
@@ -131,160 +157,35 @@ def _count(layers: Iterable[int], report: Report, where: str) -> int:
     return found[-1] + 1 if found else 0
 
 
-def _describe_hf(
-    folder: HfFolder, config: dict[str, Any], where: Path, family: Family, dims: Dims, declared: int
-) -> Model:
-    probe = _mtp_probe(family, dims, dims.vocab_size)
-    layers = mtp_layers_present(probe, folder.tensors.keys(), hf=True)
-    mtp = _count(layers, folder.report, str(folder.root))
-    table = family.table(dims, mtp, dims.vocab_size)
-    model = Model(folder, config, where, family, dims, mtp, declared, table, None)
-    _check_hf_names(model, folder)
-    return model
+def _describe_hf(model: Model, folder: HfFolder) -> None:
+    model.chosen |= _detected_variants(model, HF, folder.tensors)
+    model.mtp = _count_mtp(model, set(folder.tensors), folder.report)
+    model.table = model.table_with(model.mtp)
+    model.scales = read_scales(folder, model.config, hf_shapes(model.table))
+    what = f"{model.family.name} with {model.mtp} MTP layers"
+    accounted = scale_names(folder, model.scales)
+    model.towers = check_hf(folder, model.table, what, accounted, model.family.other_towers)
 
 
-def _check_hf_names(model: Model, folder: HfFolder) -> None:
-    expected = hf_shapes(model.table)
-    optional = {d.hf: expected[d.of] for d in model.table.duplicates} | dict.fromkeys(model.table.recomputed)
-    missing = [name for name in expected if name not in folder.tensors]
-    extra = [name for name in folder.tensors if name not in expected and name not in optional]
-    where = str(folder.root)
-    if missing == ["lm_head.weight"]:
-        folder.report.error(
-            "lm-head-missing",
-            "the config says that embedding and head are not tied, and there is no lm_head.weight",
-            where=where,
-            expected="lm_head.weight, or tie_word_embeddings true",
-            actual="tie_word_embeddings false, no lm_head.weight",
-            fix="fetch the checkpoint again; if the model is tied, correct config.json",
-        )
-    elif missing:
-        _report_missing(folder.report, missing, where, f"{model.family.name} with {model.mtp} MTP layers")
-    if extra:
-        _report_extra(folder.report, extra, where, model.family.name)
-    if model.table.recomputed and (dropped := [n for n in model.table.recomputed if n in folder.tensors]):
-        folder.report.note(
-            "buffers-recomputed",
-            f"{len(dropped)} rotary buffers follow from the config and are not copied",
-            where=where,
-        )
-    for name, shape in {**expected, **optional}.items():
-        if shape is not None and name in folder.tensors and folder.tensors[name].shape != shape:
-            _report_shape(folder.report, name, where, shape, folder.tensors[name].shape)
-
-
-def _report_missing(report: Report, names: list[str], where: str, what: str) -> None:
-    report.error(
-        "tensors-missing",
-        f"{len(names)} tensors are missing",
-        where=where,
-        expected=f"every tensor of {what}",
-        actual=f"absent: {listed(names)}",
-        fix="the checkpoint is incomplete, or its config belongs to another model",
-    )
-
-
-def _report_extra(report: Report, names: list[str], where: str, family: str) -> None:
-    report.error(
-        "tensors-unmapped",
-        f"{len(names)} tensors have no place in the table of {family}",
-        where=where,
-        expected="only the tensors that the config enumerates",
-        actual=listed(names),
-        fix="the config belongs to another model, or the family needs a rule; nothing is dropped silently",
-    )
-
-
-def _report_shape(report: Report, name: str, where: str, expected: tuple[int, ...], actual: tuple[int, ...]) -> None:
-    report.error(
-        "shape",
-        f"{name} has another shape than the config says",
-        where=where,
-        expected=str(list(expected)),
-        actual=str(list(actual)),
-        fix="the config belongs to another model, or the tensor was changed",
-    )
-
-
-def _describe_torch_dist(
-    store: TorchDist, config: dict[str, Any], where: Path, family: Family, dims: Dims, declared: int
-) -> Model:
+def _describe_torch_dist(model: Model, store: TorchDist) -> None:
     keys = store.model_keys
-    rows = _stored_vocabulary(store, dims)
-    mtp = _count(mtp_layers_present(_mtp_probe(family, dims, rows), keys, hf=False), store.report, str(store.root))
-    table = family.table(dims, mtp, rows)
-    detected = detect(table, keys)
-    model = Model(store, config, where, family, dims, mtp, declared, table, detected)
-    _check_variants(model, store)
-    _check_megatron_names(model, store)
-    return model
+    model.reference = reference_of(model.config_path)
+    model.chosen |= dict(model.reference.variants) | _detected_variants(model, HF, model.reference.names)
+    model.chosen |= _detected_variants(model, MEGATRON, keys)
+    _check_vocabulary(model, store)
+    model.mtp = _count_mtp(model, keys, store.report)
+    model.table = model.table_with(model.mtp, model.stored_vocab)
+    model.detected = detect(model.table, keys)
+    check_megatron(store, model.table, model.detected, f"{model.family.name} with {model.mtp} MTP layers")
 
 
-def _stored_vocabulary(store: TorchDist, dims: Dims) -> int:
-    """Rows of the stored embedding: the vocabulary as it was padded."""
-    entry = store.contents.tensors.get("embedding.word_embeddings.weight")
-    rows = entry.shape[0] if entry and entry.shape else dims.vocab_size
-    if rows < dims.vocab_size:
-        _report_shape(
-            store.report,
-            "embedding.word_embeddings.weight",
-            str(store.root),
-            (dims.vocab_size, dims.hidden_size),
-            (rows,),
-        )
-        return dims.vocab_size
-    return rows
-
-
-def _check_variants(model: Model, store: TorchDist) -> None:
-    assert model.detected is not None
-    for kind, values in model.detected.mixed.items():
-        store.report.error(
-            f"{kind}-naming-mixed",
-            f"the checkpoint mixes two ways of naming ({kind})",
-            where=str(store.root),
-            expected="one of them throughout",
-            actual=", ".join(f"{value}: {example}" for value, example in values.items()),
-            fix="two tools wrote into one directory; save the checkpoint again",
-        )
-
-
-def _check_megatron_names(model: Model, store: TorchDist) -> None:
-    expected: dict[str, tuple[int, ...]] = {}
-    for rule in model.table.rules:
-        expected |= megatron_shapes(rule, model.naming.template(rule))
-    keys, where = store.model_keys, str(store.root)
-    if missing := [name for name in expected if name not in keys]:
-        _report_missing(store.report, missing, where, f"{model.family.name} with {model.mtp} MTP layers")
-    if extra := sorted(keys - expected.keys()):
-        _report_extra(store.report, extra, where, model.family.name)
-    for name, shape in expected.items():
-        if name in keys and store.contents.tensors[name].shape != shape:
-            _report_shape(store.report, name, where, shape, store.contents.tensors[name].shape)
-    if store.training_keys:
-        store.report.note(
-            "training-state",
-            f"{len(store.training_keys)} optimizer, RNG and scheduler entries are left where they are",
-            where=where,
-        )
+def _check_vocabulary(model: Model, store: TorchDist) -> None:
+    entry = store.contents.tensors.get(EMBEDDING)
+    if entry and entry.shape and entry.shape[0] < model.dims.vocab_size:
+        wanted = (model.dims.vocab_size, model.dims.hidden_size)
+        shape_differs(store.report, EMBEDDING, str(store.root), wanted, entry.shape)
 
 
 def rows_of(model: Model, table: Table | None = None) -> list[Bound]:
     """The expanded table of a model under the naming of its store."""
     return list(expand(table or model.table, model.naming))
-
-
-def hf_slots(rows: Iterable[Bound]) -> list[Slot]:
-    return [slot for row in rows for slot in row.hf]
-
-
-def fail_mtp(found: int, wanted: str, where: str, fix: str) -> CkptError:
-    return error(
-        CkptError,
-        "mtp-count",
-        "the number of MTP layers is not clear",
-        where=where,
-        expected=wanted,
-        actual=f"{found} found in the keys",
-        fix=fix,
-    )

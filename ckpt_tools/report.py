@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
 from .errors import CkptError, Finding
 
 SHOWN = 12
+T = TypeVar("T")
 
 
 def listed(names: Iterable[str], shown: int = SHOWN) -> str:
@@ -40,3 +42,14 @@ class Report:
         """Raise `kind` with every error gathered so far, if there is any."""
         if errors := self.errors:
             raise kind(*errors)
+
+
+class Outcome(NamedTuple, Generic[T]):
+    """What came out of a piece of work, and what is to be said about it."""
+
+    result: T
+    findings: list[Finding]
+
+    @property
+    def sound(self) -> bool:
+        return not any(finding.severity == "error" for finding in self.findings)

@@ -46,15 +46,13 @@ def mtp_count(text: str) -> str | int:
 @click.option(
     "--norms",
     type=click.Choice(["fused", "separate"]),
-    default="fused",
-    show_default=True,
+    show_default="fused",
     help="Norm names in torch-dist: TransformerEngine's or a module of their own.",
 )
 @click.option(
     "--mtp-name",
     type=click.Choice(["transformer_layer", "mtp_model_layer"]),
-    default="transformer_layer",
-    show_default=True,
+    show_default="transformer_layer",
     help="Name of the layer inside an MTP layer in torch-dist.",
 )
 @click.option(
@@ -82,23 +80,24 @@ def command(
     dst: Path,
     hf_config: str | None,
     dtype: str | None,
-    norms: str,
-    mtp_name: str,
+    norms: str | None,
+    mtp_name: str | None,
     **options: Any,
 ) -> int:
     """Convert SRC into the other format at DST.
 
     SRC is a Hugging Face folder, a Hub id, or a torch-dist directory (with its tracker file, or one iteration of it).
+    --layout, --norms and --mtp-name choose names in torch-dist; where SRC is torch-dist they assert what it holds.
     """
     chosen = Options(
         hf_config=resolve(hf_config, weights=False) if hf_config else None,
         dtype=DTYPE_NAMES[dtype] if dtype else None,
-        variants={"norms": norms, "mtp": mtp_name},
+        variants={kind: name for kind, name in (("norms", norms), ("mtp", mtp_name)) if name},
         **options,
     )
     with out.progress("writing") as starting:
-        result = convert(resolve(src), dst, chosen, starting)
-    return out.finish(result, result.findings, lambda: _show(out, result))
+        result, findings = convert(resolve(src), dst, chosen, starting)
+    return out.finish(result, findings, lambda: _show(out, result))
 
 
 def _show(out: Output, result: Result) -> None:

@@ -7,6 +7,7 @@ import click
 from ..errors import ExitCode
 from ..inspection import Inspection, inspect_checkpoint
 from ..refs import resolve
+from ..stores.hf_folder import INDEX, index_from_headers
 from .options import hf_config, talking
 from .output import Output, human_bytes
 
@@ -15,12 +16,17 @@ from .output import Output, human_bytes
 @click.argument("ref")
 @hf_config
 @click.option("--check", is_flag=True, help="Also read every chunk's header and compare tensors that are stored twice.")
+@click.option("--write-index", is_flag=True, help="First write model.safetensors.index.json again, from the headers.")
 @talking("inspect")
-def command(out: Output, ref: str, hf_config: str | None, check: bool) -> int:
+def command(out: Output, ref: str, hf_config: str | None, check: bool, write_index: bool) -> int:
     """Show format, family, dimensions, tensors folded by layer, MTP layers and every integrity finding of REF."""
-    found = inspect_checkpoint(resolve(ref), resolve(hf_config, weights=False) if hf_config else None, check)
-    code = ExitCode.OK if found.sound else ExitCode.FAILED
-    return out.finish(found, found.findings, lambda: _show(out, found), code)
+    path = resolve(ref)
+    if write_index:
+        entries = index_from_headers(path)
+        out.hint(f"{INDEX} written from the headers: {entries} tensors")
+    outcome = inspect_checkpoint(path, resolve(hf_config, weights=False) if hf_config else None, check)
+    code = ExitCode.OK if outcome.sound else ExitCode.FAILED
+    return out.finish(outcome.result, outcome.findings, lambda: _show(out, outcome.result), code)
 
 
 def _show(out: Output, found: Inspection) -> None:
@@ -36,7 +42,7 @@ def _show(out: Output, found: Inspection) -> None:
             "vocab_size",
         )
         rows.append(("dims", ", ".join(f"{name} {found.dims[name]}" for name in wanted)))
-        rows.append(("tied", "yes" if found.dims["tied"] else "no"))
+        rows.append(("tied", f"{'yes' if found.dims['tied'] else 'no'} ({found.tied_from})"))
     if found.mtp_found is not None:
         rows.append(("MTP layers", f"{found.mtp_found} found, {found.mtp_declared} declared"))
     if found.padded_vocab_size:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from ..errors import Finding
 
 MTP_AUTO, MTP_DROP = "auto", "drop"
 AUTO, STACKED, PER_LAYER = "auto", "stacked", "per-layer"
 TORCH_DIST, HF = "torch-dist", "hf"
+REFUSE, DROP, CARRY = "refuse", "drop", "carry"
 DTYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -18,7 +16,8 @@ DTYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 class Options:
     """Defaults are those of the command line. `dtype` is a safetensors name or None (keep every tensor's own).
 
-    `variants` choose among on-disk names of the same Megatron tensor, such as {"norms": "separate"}.
+    `variants` choose among on-disk forms of the same tensors, such as {"norms": "separate", "gdn": "slime"}; `rest` says what
+    happens to tensors that are not the language model's, `duplicates` to stored copies that differ from their original.
     """
 
     to: str | None = None
@@ -32,12 +31,14 @@ class Options:
     verify: bool = False
     overwrite: bool = False
     dry_run: bool = False
+    rest: str = REFUSE
+    duplicates: str = REFUSE
     variants: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Result:
-    """`timing` is empty for a dry run; `facts` are printed as they are."""
+    """`timing` is empty for a dry run; `verified` is None unless asked for."""
 
     source: str
     destination: str
@@ -54,6 +55,4 @@ class Result:
     dry_run: bool
     verified: bool | None = None
     sidecars: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
-    arguments: dict[str, Any] = field(default_factory=dict)

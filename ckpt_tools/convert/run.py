@@ -10,20 +10,22 @@ from pathlib import Path
 from .. import __version__
 from ..compare import Logical, compare_logical, duplicate_difference
 from ..engine.execute import Timing, execute
-from ..engine.output import check_target, output_directory
-from ..errors import CkptError, Finding, UsageProblem, error
+from ..engine.output import check_space, check_target, output_directory
+from ..errors import CkptError, UsageProblem, error
 from ..families.arguments import inexpressible
+from ..families.base import HF as VARIANT_HF
 from ..families.edits import dtype_edits, edited_config, mtp_edits
 from ..model import HF_COPY, Model, open_model
-from ..report import Report, listed
+from ..report import Outcome, Report, listed
 from ..stores.dtypes import BY_NAME
-from ..stores.hf_folder import CONFIG, INDEX, SINGLE, is_hf_folder, read_json
-from ..stores.safetensors_header import BadHeader, read_header
+from ..stores.hf_folder import CONFIG, is_hf_folder
 from ..stores.sidecars import MANIFEST, copy_sidecars
 from ..stores.torch_dist.reader import RELEASE, TRACKER, TorchDist, is_torch_dist
 from .mtp import mtp_to_write
 from .options import HF, TORCH_DIST, Options, Result
-from .plan import Plan, plan_hf, plan_megatron
+from .plan import Plan
+from .to_hf import plan_hf
+from .to_megatron import plan_megatron
 
 TOKENIZERS = frozenset(("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model"))
 Starting = Callable[[int], Callable[[int], None] | None]
@@ -33,7 +35,7 @@ def is_checkpoint(path: Path) -> bool:
     return is_torch_dist(path) or is_hf_folder(path)
 
 
-def convert(source: Path, target: Path, options: Options, starting: Starting | None = None) -> Result:
+def convert(source: Path, target: Path, options: Options, starting: Starting | None = None) -> Outcome[Result]:
     """Convert `source` into the other format at `target`.
 
     `starting(total_bytes)` is called before writing and may return a progress callback. Raises CkptError and its kinds;
@@ -41,7 +43,7 @@ def convert(source: Path, target: Path, options: Options, starting: Starting | N
     """
     began = time.perf_counter()
     check_target(source, target, options.overwrite, is_checkpoint)
-    model = open_model(source, options.hf_config)
+    model = open_model(source, options.hf_config, options.variants)
     to = TORCH_DIST if model.is_hf else HF
     if options.to not in (None, to):
         raise error(
@@ -58,20 +60,23 @@ def convert(source: Path, target: Path, options: Options, starting: Starting | N
     duplicates = _duplicates(model, report)
     plan = plan_megatron(model, mtp, options) if model.is_hf else plan_hf(model, mtp, options, duplicates)
     _remark(model, report)
-    result = _result(source, target, to, model, plan, options, report)
+    result = _result(source, target, to, model, plan, options)
     if options.dry_run:
-        return result
+        check_space(target, plan.program.nbytes)
+        return Outcome(result, report.findings)
     progress = starting(plan.program.nbytes) if starting else None
     with output_directory(target, plan.program.nbytes) as partial:
         root = partial / RELEASE if to == TORCH_DIST else partial
         timing = execute(plan.program, root, progress)
-        _finish(model, plan, options, root, duplicates, result)
+        result.sidecars = _finish(model, plan, options, root, duplicates)
+        if not TOKENIZERS & set(result.sidecars):
+            _remark_no_tokenizer(model, report)
         if to == TORCH_DIST:
             (partial / TRACKER).write_text(RELEASE)
         if options.verify:
-            _verify(model, plan, partial, result)
+            _verify(model, plan, options, partial, result)
     _record(result, timing, began)
-    return result
+    return Outcome(result, report.findings)
 
 
 def _record(result: Result, timing: Timing, began: float) -> None:
@@ -82,8 +87,7 @@ def _record(result: Result, timing: Timing, began: float) -> None:
 def _duplicates(model: Model, report: Report) -> set[str]:
     """Tensors that the original stores twice: on the way in they must equal their original, on the way out they return."""
     if isinstance(model.store, TorchDist):
-        stored = stored_names(model.config_path)
-        return {d.hf for d in model.table.duplicates if d.hf in stored}
+        return {d.hf for d in model.table.duplicates if d.hf in model.reference.names}
     for name, original in model.stored_duplicates():
         worst = duplicate_difference(model, name, original)
         if worst is None:
@@ -101,19 +105,6 @@ def _duplicates(model: Model, report: Report) -> set[str]:
     return {name for name, _ in model.stored_duplicates()}
 
 
-def stored_names(config_path: Path) -> set[str]:
-    """The tensor names that the original folder stored: its index, its single file, or the manifest of a carried copy."""
-    folder = config_path.parent
-    if (folder / MANIFEST).is_file():
-        return set(read_json(folder / MANIFEST).get("stored_duplicates", ()))
-    if (folder / INDEX).is_file():
-        return set(read_json(folder / INDEX).get("weight_map", {}))
-    try:
-        return set(read_header(folder / SINGLE, 0)) if (folder / SINGLE).is_file() else set()
-    except BadHeader as problem:
-        raise CkptError(problem.finding) from problem
-
-
 def _remark(model: Model, report: Report) -> None:
     if problems := inexpressible(model.dims):
         report.warn(
@@ -126,7 +117,7 @@ def _remark(model: Model, report: Report) -> None:
         )
 
 
-def _result(source: Path, target: Path, to: str, model: Model, plan: Plan, options: Options, report: Report) -> Result:
+def _result(source: Path, target: Path, to: str, model: Model, plan: Plan, options: Options) -> Result:
     return Result(
         source=str(source),
         destination=str(target),
@@ -141,50 +132,54 @@ def _result(source: Path, target: Path, to: str, model: Model, plan: Plan, optio
         vocab_size=model.dims.vocab_size,
         padded_vocab_size=plan.padded_vocab,
         dry_run=options.dry_run,
-        findings=report.findings,
     )
 
 
-def _finish(model: Model, plan: Plan, options: Options, root: Path, duplicates: set[str], result: Result) -> None:
-    """Config and sidecars: beside the weights of a Hugging Face folder, in `hf/` inside a torch-dist iteration."""
+def _finish(model: Model, plan: Plan, options: Options, root: Path, duplicates: set[str]) -> list[str]:
+    """Config and sidecars: beside the weights of a Hugging Face folder, in `hf/` inside a torch-dist iteration.
+
+    Returns the names of the sidecars.
+    """
     to_hf = isinstance(model.store, TorchDist)
     folder = root if to_hf else root / HF_COPY
     folder.mkdir(exist_ok=True)
-    edits: dict[tuple[str, ...], object] = dict(mtp_edits(model.config, plan.mtp, model.family.mtp_field))
+    edits: dict[tuple[str, ...], object] = {}
+    if plan.mtp != model.declared:
+        edits |= mtp_edits(model.config, plan.mtp, model.family.mtp_field)
     if options.dtype:
         edits |= dtype_edits(model.config, BY_NAME[options.dtype].torch)
     (folder / CONFIG).write_bytes(edited_config(model.config_path.read_bytes(), edits))
     own_folder = options.hf_config is None or options.hf_config.is_dir()
-    result.sidecars = copy_sidecars(model.config_path.parent, folder) if own_folder else []
-    if not TOKENIZERS & set(result.sidecars):
-        result.findings.append(_no_tokenizer(model))
+    copied = copy_sidecars(model.config_path.parent, folder) if own_folder else []
     if not to_hf:
         manifest = {
             "written_by": f"ckpt-tools {__version__}",
             "family": model.family.name,
             "stored_duplicates": sorted(duplicates),
+            "variants": {v.kind: model.chosen[v.kind] for v in model.family.variants if v.side == VARIANT_HF},
+            "dtypes": plan.dtypes,
         }
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    return copied
 
 
-def _no_tokenizer(model: Model) -> Finding:
-    return Finding(
+def _remark_no_tokenizer(model: Model, report: Report) -> None:
+    report.warn(
         "no-tokenizer",
         "no tokenizer came with the config",
         where=str(model.config_path.parent),
         expected="one of " + listed(sorted(TOKENIZERS)),
         actual="none",
         fix="name a folder with the tokenizer as --hf-config, or copy it by hand",
-        severity="warning",
     )
 
 
-def _verify(model: Model, plan: Plan, partial: Path, result: Result) -> None:
+def _verify(model: Model, plan: Plan, options: Options, partial: Path, result: Result) -> None:
     """Read the output again, from its own metadata, and compare every tensor with the source."""
-    written = open_model(partial)
+    written = open_model(partial, variants=options.variants)
     left, right = Logical(model, plan.mtp), Logical(written)
     try:
-        found = compare_logical(left, right)
+        found = compare_logical(left, right, rounded=plan.program.casts)
     finally:
         left.close()
         right.close()

@@ -1,19 +1,63 @@
-"""Casting element bytes: torch, loaded only when a program casts."""
+"""Transforming the elements of a tile: casts, shifts, block scales. torch, loaded only when a program transforms."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..errors import CkptError, error
 from ..stores.dtypes import BY_NAME
-from .moves import Cast
+from .files import Handles, read_exactly
+from .moves import Cast, Dequant, Move, Scale
+
+if TYPE_CHECKING:
+    import torch
 
 
 def cast_bytes(data: memoryview, cast: Cast) -> bytes:
     """`data` in the target dtype, rounded to nearest even; raises CkptError if a finite value becomes infinite."""
     import torch
 
-    source, target = (getattr(torch, BY_NAME[name].torch) for name in cast)
-    values = torch.frombuffer(data, dtype=source)
-    made = values.to(target)
+    values = torch.frombuffer(data, dtype=_torch_dtype(cast.source))
+    return _bytes_of(_converted(values, cast))
+
+
+def transformed(move: Move, raw: memoryview, sources: Handles) -> bytes:
+    """The target bytes of a tile, row after row without gaps; `raw` spans its source rows."""
+    import torch
+
+    data = torch.frombuffer(raw, dtype=torch.uint8)
+    rows = data.as_strided((move.rows, move.width), (move.source_stride, 1)).contiguous()
+    assert move.cast is not None
+    values = rows.view(_torch_dtype(move.cast.source))
+    if isinstance(move.cast, Cast):
+        return _bytes_of(_converted(values, move.cast))
+    return _bytes_of(_dequantised(values, move.cast, sources, move.source_file))
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    import torch
+
+    dtype = getattr(torch, BY_NAME[name].torch)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _bytes_of(values: torch.Tensor) -> bytes:
+    import torch
+
+    made: bytes = values.contiguous().view(torch.uint8).numpy().tobytes()
+    return made
+
+
+def _converted(values: torch.Tensor, cast: Cast) -> torch.Tensor:
+    """Shifts are done in float32 (float64 for float64), so that bfloat16 is rounded once."""
+    import torch
+
+    target = _torch_dtype(cast.target)
+    exact = values
+    if cast.shift:
+        exact = (values if values.dtype == torch.float64 else values.float()) + cast.shift
+    made = exact.to(target)
     if not torch.equal(torch.isfinite(values), torch.isfinite(made)):
         raise error(
             CkptError,
@@ -23,4 +67,38 @@ def cast_bytes(data: memoryview, cast: Cast) -> bytes:
             actual=f"{values[torch.isfinite(values)].abs().max().item():.4g} in {cast.source}",
             fix="choose a dtype with a wider range (bfloat16 or float32)",
         )
-    return made.contiguous().view(torch.uint8).numpy().tobytes()
+    return made
+
+
+def _dequantised(values: torch.Tensor, cast: Dequant, sources: Handles, file: int) -> torch.Tensor:
+    """float32(value) * float32(scale of its block), then rounded once to the target dtype."""
+    import torch
+
+    count, columns = values.shape
+    target, scale = _torch_dtype(cast.target), cast.scale
+    made = torch.empty(count, columns, dtype=target)
+    for first, stop, factors in _scale_rows(scale, cast.row, cast.row + count, sources):
+        row = values[first - cast.row : stop - cast.row].float()
+        row *= _per_column(factors, scale.block[1], cast.column, columns)
+        made[first - cast.row : stop - cast.row] = row.to(target)
+    return made
+
+
+def _per_column(factors: torch.Tensor, width: int, column: int, columns: int) -> torch.Tensor:
+    return factors.repeat_interleave(width)[column : column + columns]
+
+
+def _scale_rows(scale: Scale, begin: int, end: int, sources: Handles) -> list[tuple[int, int, torch.Tensor]]:
+    """Row ranges of the matrix that share one row of scales, with that row as float32."""
+    import torch
+
+    found, size = [], scale.columns * BY_NAME[scale.dtype].itemsize
+    for first, stop, number in scale.bands:
+        low, high = max(first, begin), min(stop, end)
+        for index in range((low - first) // scale.block[0], -(-(high - first) // scale.block[0]) if low < high else 0):
+            view = memoryview(bytearray(size))
+            read_exactly(sources, scale.file, view, scale.offset + (number + index) * size)
+            factors = torch.frombuffer(view, dtype=_torch_dtype(scale.dtype)).float()
+            start = first + index * scale.block[0]
+            found.append((max(low, start), min(high, start + scale.block[0]), factors))
+    return found

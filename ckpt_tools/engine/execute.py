@@ -10,12 +10,13 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cast import cast_bytes
+from .cast import transformed
 from .files import Handles, copy_range, read_exactly, write_exactly
-from .moves import Move
+from .moves import Dequant, Move, some_rows
 from .program import GATHER, SMALL, Gather, Program, Task
 
 BUFFER = GATHER + SMALL
+TRANSFORM = 1 << 20  # source bytes of a transformed tile: its float32 copies are several times larger
 THREADS = min(8, os.cpu_count() or 1)
 
 Progress = Callable[[int], None]
@@ -58,15 +59,19 @@ class _Worker:
 
     def _tiled(self, move: Move) -> None:
         """Strided or casting moves in tiles of rows; a row wider than the buffer in tiles of columns."""
-        for tile in tiles(move, len(self.buffer)):
-            span = (tile.rows - 1) * tile.source_stride + tile.width
-            raw = self.buffer[:span]
+        for tile in tiles(move, TRANSFORM if move.cast else len(self.buffer)):
+            raw = self.buffer[: (tile.rows - 1) * tile.source_stride + tile.width]
             read_exactly(self.sources, tile.source_file, raw, tile.source)
-            target = self.targets[tile.target_file]
+            target, width = self.targets[tile.target_file], tile.target_width
+            if tile.cast:
+                data, stride = memoryview(transformed(tile, raw, self.sources)), width
+            else:
+                data, stride = raw, tile.source_stride
+            if stride == width == tile.target_stride:
+                write_exactly(target, data, tile.target)
+                continue
             for row in range(tile.rows):
-                run = raw[row * tile.source_stride : row * tile.source_stride + tile.width]
-                data = memoryview(cast_bytes(run, tile.cast)) if tile.cast else run
-                write_exactly(target, data, tile.target + row * tile.target_stride)
+                write_exactly(target, data[row * stride : row * stride + width], tile.target + row * tile.target_stride)
 
     def close(self) -> None:
         self.sources.close()
@@ -75,28 +80,31 @@ class _Worker:
 
 def tiles(move: Move, limit: int) -> Iterator[Move]:
     """The move cut so that the source span of a tile fits `limit` bytes; contiguous rows are merged into one run."""
-    if move.rows > 1 and move.source_stride == move.width and move.target_stride == move.target_width:
+    contiguous = move.source_stride == move.width and move.target_stride == move.target_width
+    if move.rows > 1 and contiguous and not isinstance(move.cast, Dequant):
         width, wide = move.width * move.rows, move.target_width * move.rows
         move = move._replace(width=width, target_width=wide, source_stride=width, target_stride=wide, rows=1)
     if move.rows == 1:
         step = limit // 64 * 64
         for start in range(0, move.width, step):
-            width = min(step, move.width - start)
-            shift = start * move.target_width // move.width
-            wide = width * move.target_width // move.width
-            yield move._replace(source=move.source + start, target=move.target + shift, width=width, target_width=wide)
+            yield _columns(move, start, min(step, move.width - start))
         return
     if move.width > limit:
         for row in range(move.rows):
-            one = move._replace(
-                source=move.source + row * move.source_stride, target=move.target + row * move.target_stride, rows=1
-            )
-            yield from tiles(one, limit)
+            yield from tiles(some_rows(move, row, 1), limit)
         return
     step = max(1, (limit - move.width) // move.source_stride + 1)
     for row in range(0, move.rows, step):
-        source, target = move.source + row * move.source_stride, move.target + row * move.target_stride
-        yield move._replace(source=source, target=target, rows=min(step, move.rows - row))
+        yield some_rows(move, row, min(step, move.rows - row))
+
+
+def _columns(move: Move, start: int, width: int) -> Move:
+    """`width` source bytes from byte `start` of a move of one row."""
+    cast = move.cast._replace(column=move.cast.column + start) if isinstance(move.cast, Dequant) else move.cast
+    shift, wide = (n * move.target_width // move.width for n in (start, width))
+    return move._replace(
+        source=move.source + start, target=move.target + shift, width=width, target_width=wide, cast=cast
+    )
 
 
 def execute(program: Program, root: Path, progress: Progress | None = None) -> Timing:

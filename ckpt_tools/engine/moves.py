@@ -14,16 +14,45 @@ from ..stores.dtypes import BY_NAME
 
 
 class Cast(NamedTuple):
-    """Element types of a converting move, as safetensors names."""
+    """Element types of a converting move, as safetensors names; `shift` is added to every value."""
 
     source: str
     target: str
+    shift: float = 0.0
+
+
+class Scale(NamedTuple):
+    """Block scales of a quantised matrix: scale `[i, j]` holds for rows and columns of block `i, j` of size `block`.
+
+    `bands` are (first row, end row, first scale row): usually one, more where a grid restarts inside a fused tensor.
+    """
+
+    file: int
+    offset: int
+    dtype: str
+    columns: int
+    block: tuple[int, int]
+    bands: tuple[tuple[int, int, int], ...]
+
+
+class Dequant(NamedTuple):
+    """A move of float8 values times block scales; `row` and `column` place its first value in the matrix."""
+
+    source: str
+    target: str
+    scale: Scale
+    row: int
+    column: int
+
+
+Transform = Cast | Dequant
 
 
 class Move(NamedTuple):
     """`rows` runs of `width` source bytes, from `source_stride` apart to `target_stride` apart.
 
-    One row is a plain copy. With a `cast` the run is `width` bytes of the source dtype and lands in the target dtype.
+    One row is a plain copy. With a `cast` the run is `width` bytes of the source dtype and lands in the target dtype;
+    rows of a Dequant are rows of its matrix.
     """
 
     source_file: int
@@ -34,13 +63,22 @@ class Move(NamedTuple):
     target_stride: int
     width: int
     rows: int
-    cast: Cast | None
+    cast: Transform | None
     target_width: int
 
     @property
     def nbytes(self) -> int:
         """Bytes written."""
         return self.target_width * self.rows
+
+
+def some_rows(move: Move, first: int, count: int) -> Move:
+    """`count` rows of a move from row `first` on."""
+    cast = move.cast
+    if isinstance(cast, Dequant):
+        cast = cast._replace(row=cast.row + first)
+    source, target = move.source + first * move.source_stride, move.target + first * move.target_stride
+    return move._replace(source=source, target=target, rows=count, cast=cast)
 
 
 class Pair(NamedTuple):
@@ -85,8 +123,9 @@ def _by_piece(rule: Rule, position: int, length: int) -> Iterator[tuple[int, int
 class Side:
     """Tensors of one side, with their chunks found by slot."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], scales: Mapping[str, Scale] | None = None) -> None:
         self.tensors = tensors
+        self.scales = scales or {}
         self._boxes: dict[tuple[str, int], dict[tuple[int, ...], list[Chunk]]] = {}
 
     def chunks(self, slot: Slot) -> list[Chunk]:
@@ -104,33 +143,74 @@ def link(rows: Iterable[Bound], hf: Side, megatron: Side, to_megatron: bool) -> 
     for row in rows:
         if row.rule is not rule:
             rule, boxes = row.rule, pairs(row.rule)
-        wholes = [(megatron.chunks(slot), megatron.tensors[slot.name].dtype) for slot in row.wholes]
-        parts = [(hf.chunks(slot), hf.tensors[slot.name].dtype) for slot in row.hf]
+        wholes = [Located(megatron.chunks(slot), megatron.tensors[slot.name].dtype) for slot in row.wholes]
+        parts = [
+            Located(hf.chunks(slot), hf.tensors[slot.name].dtype, hf.scales.get(slot.name) if to_megatron else None)
+            for slot in row.hf
+        ]
+        shift = row.rule.shift if to_megatron else -row.rule.shift
         for pair in boxes:
-            part = (parts[pair.part][0], pair.part_origin, parts[pair.part][1])
-            whole = (wholes[pair.piece][0], pair.whole_origin, wholes[pair.piece][1])
+            part, whole = (parts[pair.part], pair.part_origin), (wholes[pair.piece], pair.whole_origin)
             source, target = (part, whole) if to_megatron else (whole, part)
-            yield from box_moves(source, target, pair.size)
+            yield from box_moves(source, target, pair.size, shift)
 
 
-Located = tuple[list[Chunk], Shape, str]
+class Located(NamedTuple):
+    """The chunks of a logical tensor, its dtype and, if it is quantised, its scales."""
+
+    chunks: list[Chunk]
+    dtype: str
+    scale: Scale | None = None
 
 
-def box_moves(source: Located, target: Located, size: Shape) -> Iterator[Move]:
-    """Moves of the box of `size` at `origin` in chunks of dtype: (chunks, origin, dtype) on both sides."""
-    cast = None if source[2] == target[2] else Cast(source[2], target[2])
-    items = (BY_NAME[source[2]].itemsize, BY_NAME[target[2]].itemsize)
-    if len(source[0]) == 1 == len(target[0]) and source[0][0].shape == size == target[0][0].shape:
-        a, b, count = source[0][0], target[0][0], prod(size)
-        width, wide = count * items[0], count * items[1]
-        yield Move(a.file, a.offset, width, b.file, b.offset, wide, width, 1, cast, wide)
+def box_moves(
+    source: tuple[Located, Shape], target: tuple[Located, Shape], size: Shape, shift: float = 0.0
+) -> Iterator[Move]:
+    """Moves of the box of `size` between two logical tensors, each with the box's origin in it."""
+    here, there = source[0], target[0]
+    cast: Transform | None = None
+    if here.scale is not None:
+        cast = Dequant(here.dtype, there.dtype, here.scale, 0, 0)
+    elif here.dtype != there.dtype or shift:
+        cast = Cast(here.dtype, there.dtype, shift)
+    items = (BY_NAME[here.dtype].itemsize, BY_NAME[there.dtype].itemsize)
+    if len(here.chunks) == 1 == len(there.chunks) and here.chunks[0].shape == size == there.chunks[0].shape:
+        a, b, count = here.chunks[0], there.chunks[0], prod(size)
+        whole = Move(
+            a.file,
+            a.offset,
+            count * items[0],
+            b.file,
+            b.offset,
+            count * items[1],
+            count * items[0],
+            1,
+            cast,
+            count * items[1],
+        )
+        yield by_rows(whole, size[-1]) if isinstance(cast, Dequant) else whole
         return
-    for a, low_a, high_a in _inside(source[0], source[1], size):
-        for b, low_b, high_b in _inside(target[0], target[1], size):
+    for a, low_a, high_a in _inside(here.chunks, source[1], size):
+        for b, low_b, high_b in _inside(there.chunks, target[1], size):
             low = tuple(map(max, low_a, low_b))
             extent = tuple(h - lo for h, lo in zip(map(min, high_a, high_b), low, strict=True))
             if all(n > 0 for n in extent):
-                yield from _overlap((a, source[1]), (b, target[1]), low, extent, items, cast)
+                placed = cast
+                if isinstance(cast, Dequant):
+                    row, column = (n + o for n, o in zip(low, source[1], strict=True))
+                    placed = cast._replace(row=row, column=column)
+                for move in _overlap((a, source[1]), (b, target[1]), low, extent, items, placed):
+                    yield by_rows(move, extent[-1]) if isinstance(cast, Dequant) else move
+
+
+def by_rows(move: Move, columns: int) -> Move:
+    """The same move with one row per matrix row of `columns` elements, as block scales need it."""
+    if move.rows > 1:
+        return move
+    item, wide = 1, move.target_width // move.width
+    rows = move.width // (columns * item)
+    width, target = columns * item, columns * item * wide
+    return move._replace(source_stride=width, target_stride=target, width=width, target_width=target, rows=rows)
 
 
 def _inside(chunks: list[Chunk], origin: Shape, size: Shape) -> list[tuple[Chunk, Shape, Shape]]:
@@ -150,7 +230,7 @@ def _overlap(
     low: Shape,
     extent: Shape,
     items: tuple[int, int],
-    cast: Cast | None,
+    cast: Transform | None,
 ) -> Iterator[Move]:
     """Moves of one overlap; trailing dimensions that are contiguous on both sides become one run."""
     (a, origin_a), (b, origin_b) = source, target

@@ -68,7 +68,11 @@ def check_space(target: Path, nbytes: int) -> None:
 
 @contextmanager
 def output_directory(target: Path, nbytes: int) -> Iterator[Path]:
-    """A `.partial` directory to write into; it becomes `target` if the block succeeds and vanishes if it fails."""
+    """A `.partial` directory to write into; it becomes `target` if the block succeeds and vanishes if it fails.
+
+    Links are followed: what `target` points to is replaced, beside itself.
+    """
+    target = target.resolve()
     check_space(target, nbytes)
     partial = partial_of(target)
     if partial.exists():
@@ -85,9 +89,9 @@ def output_directory(target: Path, nbytes: int) -> Iterator[Path]:
             "disk-full" if full else "write-failed",
             "writing failed; the incomplete output was removed",
             where=str(problem.filename or partial),
-            expected=f"room for {nbytes:,} bytes",
+            expected=f"room for {nbytes:,} bytes" if full else "files that can be read and written",
             actual=str(problem),
-            fix="free some space, or choose another disk",
+            fix="free some space, or choose another disk" if full else "see what the system says, and run it again",
         ) from problem
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

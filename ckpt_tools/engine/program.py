@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..errors import CkptError, error
 from ..stores.base import Image, Literal
-from .moves import Move
+from .moves import Move, some_rows
 
 SMALL = 64 << 10  # below this, one buffered write for many pieces beats a system call each
 GATHER = 4 << 20
@@ -110,10 +110,14 @@ def _gathered(items: Iterable[Move | Literal]) -> Iterator[Task]:
 
 
 def _pieces(move: Move) -> Iterator[Move]:
-    """A plain copy cut into PIECE bytes; strided and casting moves stay whole, their executor tiles them."""
-    if move.rows > 1 or move.cast or move.width <= PIECE:
+    """A move cut into about PIECE bytes, so that threads share large ones: copies anywhere, others between rows."""
+    if move.rows > 1:
+        step = max(1, PIECE // move.width)
+        for first in range(0, move.rows, step):
+            yield some_rows(move, first, min(step, move.rows - first))
+    elif move.cast or move.width <= PIECE:
         yield move
-        return
-    for start in range(0, move.width, PIECE):
-        width = min(PIECE, move.width - start)
-        yield move._replace(source=move.source + start, target=move.target + start, width=width, target_width=width)
+    else:
+        for start in range(0, move.width, PIECE):
+            width = min(PIECE, move.width - start)
+            yield move._replace(source=move.source + start, target=move.target + start, width=width, target_width=width)

@@ -8,9 +8,10 @@ from math import prod
 from pathlib import Path
 
 from ..stores.base import Tensor
+from .cast import transformed
 from .execute import tiles
 from .files import Handles, read_exactly
-from .moves import Move
+from .moves import Move, some_rows
 
 TILE = 8 << 20
 
@@ -35,33 +36,38 @@ class View:
         view = memoryview(data)
         for move in self.moves:
             for part in _clip(move, start, stop):
-                for row in range(part.rows):
-                    at = part.target + row * part.target_stride - start
-                    read_exactly(
-                        self.handles,
-                        part.source_file,
-                        view[at : at + part.width],
-                        part.source + row * part.source_stride,
-                    )
+                self._fill(part, view, start)
         return data
+
+    def _fill(self, move: Move, view: memoryview, start: int) -> None:
+        """Put a tile's target bytes into `view`, which begins at byte `start` of the tensor."""
+        if move.cast:
+            raw = memoryview(bytearray((move.rows - 1) * move.source_stride + move.width))
+            read_exactly(self.handles, move.source_file, raw, move.source)
+            made, width = transformed(move, raw, self.handles), move.target_width
+            for row in range(move.rows):
+                at = move.target + row * move.target_stride - start
+                view[at : at + width] = made[row * width : (row + 1) * width]
+            return
+        for row in range(move.rows):
+            at = move.target + row * move.target_stride - start
+            read_exactly(
+                self.handles, move.source_file, view[at : at + move.width], move.source + row * move.source_stride
+            )
 
 
 def _clip(move: Move, start: int, stop: int) -> Iterator[Move]:
     """The part of a move whose target lies in the byte range; rows of strided moves never straddle a tile's edge."""
     if move.rows == 1:
-        low, high = max(start, move.target), min(stop, move.target + move.width)
+        low, high = max(start, move.target), min(stop, move.target + move.target_width)
         if low < high:
-            yield move._replace(source=move.source + low - move.target, target=low, width=high - low)
+            source, shift = (n * move.width // move.target_width for n in (high - low, low - move.target))
+            yield move._replace(source=move.source + shift, target=low, width=source, target_width=high - low)
         return
     first = max(0, -(-(start - move.target) // move.target_stride))
     last = min(move.rows, -(-(stop - move.target) // move.target_stride))
     if first < last:
-        kept = move._replace(
-            source=move.source + first * move.source_stride,
-            target=move.target + first * move.target_stride,
-            rows=last - first,
-        )
-        yield from tiles(kept, TILE)
+        yield from tiles(some_rows(move, first, last - first), TILE)
 
 
 def handles_for(paths: list[Path]) -> Handles:

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from ..errors import CkptError, error
-from . import llama, mimo, qwen2, qwen3
+from . import deepseek_v3, glm4, glm4_moe, llama, mimo, qwen2, qwen3, qwen3_moe, qwen3_next
 from .base import Family
 from .config import Fields
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, mimo.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+    qwen3_moe.FAMILY,
+    qwen3_next.FAMILY,
+    qwen3_next.DENSE,
+    qwen3_next.MOE,
+    deepseek_v3.FAMILY,
+    deepseek_v3.V32,
+    deepseek_v3.KIMI,
+    glm4.FAMILY,
+    glm4_moe.FAMILY,
+    deepseek_v3.LITE,
+    deepseek_v3.GLM5,
+    mimo.FAMILY,
+)
 
 
 def family_of(fields: Fields) -> Family:

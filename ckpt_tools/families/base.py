@@ -2,26 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 from ..mapping.rules import Table
 from .config import Fields
 from .dims import Dims
 
+HF, MEGATRON = "hf", "megatron"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A layout that releases or tools write in more than one way, told apart by names.
+
+    `marks(dims)` maps every option to names of which any one shows it; `options[0]` is what is written by default.
+    """
+
+    kind: str
+    side: str
+    options: tuple[str, ...]
+    marks: Callable[[Dims], Mapping[str, tuple[str, ...]]]
+
+    def detect(self, dims: Dims, names: Set[str]) -> str | None:
+        """The option whose names are present, or None."""
+        marks = self.marks(dims)
+        return next((option for option in self.options if any(name in names for name in marks.get(option, ()))), None)
+
+
+Variants = Mapping[str, str]
+NONE: Variants = {}
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`dims` reads a config and gathers its problems; `table(dims, mtp, padded_vocab)` enumerates every tensor.
+    """`dims` reads a config and gathers its problems; `table(dims, mtp, padded_vocab, chosen)` enumerates every tensor.
 
     `mtp_field` is the config field that counts MTP layers ("" if the family has none); `draft_class` is the class that
-    SGLang loads the MTP head with.
+    SGLang loads the MTP head with. `undeclared_mtp` families have MTP layers that no config field counts: the keys decide.
+    `mtp_limit` is the most layers that the family's names can tell apart. `other_towers` are leading name segments of what
+    is not the language model (vision, audio).
     """
 
     name: str
     title: str
     model_types: tuple[str, ...]
     dims: Callable[[Fields], Dims]
-    table: Callable[[Dims, int, int], Table]
+    table: Callable[[Dims, int, int, Variants], Table]
     mtp_field: str = ""
     draft_class: str = ""
+    variants: tuple[Variant, ...] = ()
+    undeclared_mtp: bool = False
+    mtp_limit: int = 16
+    other_towers: tuple[tuple[str, ...], ...] = ()
+
+    def defaults(self) -> dict[str, str]:
+        return {variant.kind: variant.options[0] for variant in self.variants}

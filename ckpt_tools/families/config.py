@@ -8,7 +8,7 @@ from typing import Any
 
 from ..report import Report
 
-MTP_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+MTP_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 _ABSENT = object()
 
 
@@ -98,9 +98,17 @@ class Fields:
             self.wrong(name, "a positive integer", value)
         return value if value and value > 0 else 1
 
+    def first(self, *names: str) -> str:
+        """The first of several spellings of a field that the config has; the first of all if it has none."""
+        return next((name for name in names if self.has(name)), names[0])
+
     def number(self, name: str) -> float:
         value = self._required(name, float, "a number")
         return value if value is not None else 1.0
+
+    def text(self, name: str, what: str) -> str:
+        """A string field; "" stands in after an error."""
+        return self._required(name, str, what) or ""
 
     def flag(self, name: str) -> bool:
         return bool(self._required(name, bool, "true or false"))

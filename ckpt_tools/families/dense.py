@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ..mapping.rules import Table
 from . import blocks
+from .base import NONE, Variants
 from .config import Fields
 from .dims import Dims
 
 
-def table(d: Dims, mtp: int, padded_vocab: int) -> Table:
+def table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants = NONE) -> Table:
     """Embedding, decoder layers, final norm, head; no MTP layers (`mtp` must be 0)."""
     if mtp:
         raise ValueError("this family has no MTP layers")

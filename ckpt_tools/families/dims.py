@@ -24,8 +24,71 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class Moe:
+    """Mixture of experts. `layers` are the decoder layers that have it; `shared_size` is 0 without shared experts.
+
+    `score` is the router's score function ("softmax" or "sigmoid"), `scaling` its factor on the routed output.
+    """
+
+    layers: tuple[int, ...]
+    num_experts: int
+    intermediate_size: int
+    top_k: int
+    shared_size: int = 0
+    shared_gate: bool = False
+    router_bias: bool = False
+    score: str = "softmax"
+    scaling: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    norm_topk: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mla:
+    """Multi-head latent attention; `q_lora_rank` is None where queries are projected directly.
+
+    `indexer` are the decoder layers with a DSA indexer (sparse attention), `index_heads` of `index_dim`.
+    """
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    indexer: tuple[int, ...] = ()
+    index_heads: int = 0
+    index_dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gdn:
+    """Gated delta net; `layers` are the decoder layers that have it instead of attention."""
+
+    layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def keys(self) -> int:
+        """Rows of all key (and of all query) heads."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
 class Dims:
-    """A decoder-only model; names as in Hugging Face configs. `linear_bias`: biases on every projection."""
+    """A decoder-only model; names as in Hugging Face configs. `linear_bias`: biases on every projection.
+
+    `output_gate`: q_proj holds a gate beside every query head. `sandwich_norms`: norms after attention and MLP as well.
+    `zero_centred`: norms store w of (1 + w). `rotary_percent`: the rotated share of a head.
+    """
 
     hidden_size: int
     num_hidden_layers: int
@@ -41,6 +104,19 @@ class Dims:
     qkv_bias: bool = False
     linear_bias: bool = False
     qk_norm: bool = False
+    output_gate: bool = False
+    sandwich_norms: bool = False
+    zero_centred: bool = False
+    rotary_percent: float = 1.0
+    rotary_interleaved: bool = False
+    moe: Moe | None = None
+    mla: Mla | None = None
+    gdn: Gdn | None = None
+
+    @property
+    def uniform(self) -> bool:
+        """All decoder layers hold the same tensors, and Megatron is told so by plain numbers, not by lists."""
+        return self.moe is None and self.gdn is None
 
 
 def read_rope(fields: Fields, absent_theta: float | None = None) -> Rope:
@@ -69,6 +145,17 @@ def read_rope(fields: Fields, absent_theta: float | None = None) -> Rope:
     return Rope(float(theta), kind, tuple(sorted(scaling.items())))
 
 
+def read_layers(fields: Fields, first: str = "first_k_dense_replace") -> tuple[int, ...]:
+    """MoE layers of the DeepSeek and GLM families: all from `first_k_dense_replace` on (moe_layer_freq must be 1)."""
+    if fields.value("moe_layer_freq") not in (None, 1):
+        fields.wrong("moe_layer_freq", "1", fields.value("moe_layer_freq"))
+    dense = fields.value(first)
+    if isinstance(dense, bool) or not isinstance(dense, int) or dense < 0:
+        fields.wrong(first, "a count of dense layers, 0 or more", dense)
+        dense = 0
+    return tuple(range(dense, fields.size("num_hidden_layers")))
+
+
 def read_head_dim(fields: Fields, heads: int) -> int:
     """`head_dim`, or hidden_size / num_attention_heads where the config leaves it out, as transformers defines it."""
     if fields.has("head_dim"):
@@ -86,10 +173,17 @@ def read_dims(
     linear_bias: bool = False,
     qk_norm: bool = False,
     absent_theta: float | None = None,
+    epsilon: str = "rms_norm_eps",
+    ffn: str = "intermediate_size",
+    mla: Mla | None = None,
 ) -> Dims:
-    """The fields that every dense decoder shares; problems are gathered in `fields.report`."""
+    """The fields that every decoder shares; problems are gathered in `fields.report`.
+
+    `epsilon` and `ffn` name the fields of a family that spells them otherwise. Latent attention has no key-value groups
+    and no head size of its own; the non-rotary one stands in for Megatron's kv_channels, as in slime's scripts.
+    """
     heads = fields.size("num_attention_heads")
-    groups = fields.size("num_key_value_heads")
+    groups = heads if mla else fields.size("num_key_value_heads")
     if heads % groups:
         fields.report.error(
             "heads-not-divisible",
@@ -100,21 +194,22 @@ def read_dims(
             fix="correct config.json",
         )
     activation = fields.value("hidden_act")
-    if activation != "silu":
+    if activation not in (None, "silu"):
         fields.wrong("hidden_act", "'silu' (SwiGLU is the only gated MLP mapped)", activation)
     return Dims(
         hidden_size=fields.size("hidden_size"),
         num_hidden_layers=fields.size("num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=groups,
-        head_dim=read_head_dim(fields, heads),
-        intermediate_size=fields.size("intermediate_size"),
+        head_dim=mla.qk_nope_head_dim if mla else read_head_dim(fields, heads),
+        intermediate_size=fields.size(ffn),
         vocab_size=fields.size("vocab_size"),
         max_position_embeddings=fields.size("max_position_embeddings"),
-        rms_norm_eps=fields.number("rms_norm_eps"),
+        rms_norm_eps=fields.number(epsilon),
         rope=read_rope(fields, absent_theta),
         tied=fields.flag("tie_word_embeddings"),
         qkv_bias=qkv_bias,
         linear_bias=linear_bias,
         qk_norm=qk_norm,
+        mla=mla,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..mapping.rules import Table
 from . import blocks, dense
-from .base import Family
+from .base import NONE, Family, Variants
 from .config import Fields
 from .dims import Dims, read_dims
 
@@ -23,7 +23,7 @@ def dims(fields: Fields) -> Dims:
     return read_dims(fields, qkv_bias=True)
 
 
-def table(d: Dims, mtp: int, padded_vocab: int) -> Table:
+def table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants = NONE) -> Table:
     body = dense.table(d, 0, padded_vocab)
     at = blocks.mtp_place("model.mtp_layers.{mtp}.", mtp)
     return Table(

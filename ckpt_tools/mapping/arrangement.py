@@ -47,6 +47,8 @@ class Arrangement:
 
         Raises ValueError unless the blocks cover every part exactly once and the parts agree off the axis.
         """
+        if any(not 0 <= b.part < len(parts) or b.start > b.stop for b in self.blocks):
+            raise ValueError(f"blocks of parts that are not there, or backwards: {self.blocks}")
         off_axis = {shape[: self.axis] + shape[self.axis + 1 :] for shape in parts}
         if len(off_axis) != 1:
             raise ValueError(f"parts disagree outside axis {self.axis}: {list(parts)}")

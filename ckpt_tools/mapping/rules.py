@@ -19,11 +19,20 @@ Values = range | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One index of a name: its values on the Megatron side and, where they differ, on the Hugging Face side."""
+    """One index of a name: its values on the Megatron side and, where they differ, on the Hugging Face side.
+
+    `silent`: Hugging Face names neither spell it nor stack it (Qwen's `mtp.fc`, which allows one MTP layer).
+    """
 
     name: str
     megatron: Values
     hf: Values | None = None
+    silent: bool = False
+
+    @property
+    def first(self) -> Axis:
+        """The axis with its first value only."""
+        return Axis(self.name, self.megatron[:1], None if self.hf is None else self.hf[:1], self.silent)
 
     @property
     def hf_values(self) -> Values:
@@ -45,6 +54,7 @@ class Rule:
     `spellings[0]` is what Megatron with TransformerEngine writes; the others are read as well and written on request.
     `keep_dtype` marks tensors that no dtype option may cast (router bias, integer tables). `pieces` are (suffix, rows) of
     a whole that Megatron stores as several tensors, cut along its first axis (gated delta net: `in_proj.weight.query`, ...).
+    `shift` is added to values on the way to Megatron and subtracted on the way back.
     """
 
     spellings: tuple[Spelling, ...]
@@ -54,6 +64,7 @@ class Rule:
     axes: tuple[Axis, ...] = ()
     keep_dtype: bool = False
     pieces: tuple[tuple[str, int], ...] = ()
+    shift: float = 0.0
 
     @property
     def whole_shape(self) -> Shape:
@@ -133,6 +144,13 @@ class Naming:
         chosen = self.spelling.get(canonical.template, canonical).template
         return without(chosen, "layer") if self.stacked else chosen
 
+    def aliases(self, row: Rule) -> list[str]:
+        """Templates of the same variants as the chosen one: other names that specs ask for, written for the same bytes."""
+        canonical = row.spellings[0]
+        chosen = self.spelling.get(canonical.template, canonical)
+        others = [s.template for s in row.spellings if s.variants == chosen.variants and s != chosen]
+        return [without(template, "layer") if self.stacked else template for template in others]
+
 
 def naming_of(table: Table, stacked: bool, variants: Mapping[str, str]) -> Naming:
     """The naming that follows `variants` where a rule knows them and is canonical elsewhere."""
@@ -151,7 +169,7 @@ def state_keys(table: Table, naming: Naming) -> list[str]:
     keys = []
     for state in table.states:
         template = naming.template(state)
-        counts = [len(axis.megatron) for axis in stacked_axes(template, state.axes)]
+        counts = [len(axis.megatron) for axis in stacked_axes(template, state.axes, hf=False)]
         total = ".".join(map(str, counts)) or "1"
         for slot in _slots(template, state.axes, hf=False):
             index = ".".join(map(str, slot.place)) or "0"
@@ -165,24 +183,24 @@ def without(template: str, axis: str) -> str:
     return ".".join(segment for segment in template.split(".") if segment != token)
 
 
-def spelled(template: str, axis: Axis) -> bool:
-    return f"{{{axis.name}}}" in template.split(".")
+def spelled(template: str, axis: Axis, hf: bool) -> bool:
+    return (hf and axis.silent) or f"{{{axis.name}}}" in template.split(".")
 
 
-def stacked_axes(template: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+def stacked_axes(template: str, axes: tuple[Axis, ...], hf: bool) -> tuple[Axis, ...]:
     """The axes that are leading dimensions of the tensor that `template` names."""
-    return tuple(axis for axis in axes if not spelled(template, axis))
+    return tuple(axis for axis in axes if not spelled(template, axis, hf))
 
 
-def stored_shape(template: str, axes: tuple[Axis, ...], logical: Shape) -> Shape:
+def stored_shape(template: str, axes: tuple[Axis, ...], logical: Shape, hf: bool) -> Shape:
     """Shape of the stored tensor: one leading dimension per axis that the name does not spell."""
-    return (*(len(axis.megatron) for axis in stacked_axes(template, axes)), *logical)
+    return (*(len(axis.megatron) for axis in stacked_axes(template, axes, hf)), *logical)
 
 
 def _slots(template: str, axes: tuple[Axis, ...], hf: bool) -> Iterator[Slot]:
     """The slot of `template` for every combination of axis values, in row-major order of `axes`."""
     values = [axis.hf_values if hf else axis.megatron for axis in axes]
-    leading = [not spelled(template, axis) for axis in axes]
+    leading = [not spelled(template, axis, hf) for axis in axes]
     names = [axis.name for axis in axes]
     for positions in product(*(range(len(axis.megatron)) for axis in axes)):
         chosen = {name: values[i][positions[i]] for i, name in enumerate(names)}
@@ -203,7 +221,7 @@ def hf_shapes(table: Table) -> dict[str, Shape]:
     found: dict[str, Shape] = {}
     for rule in table.rules:
         for template, logical in zip(rule.hf, rule.shapes, strict=True):
-            shape = stored_shape(template, rule.axes, logical)
+            shape = stored_shape(template, rule.axes, logical, hf=True)
             names = {slot.name for slot in _slots(template, rule.axes, hf=True)}
             if clash := names & found.keys():
                 raise ValueError(f"two rules claim {sorted(clash)[:3]}")
@@ -226,7 +244,7 @@ def megatron_names(template: str, axes: tuple[Axis, ...]) -> list[str]:
 def megatron_shapes(rule: Rule, template: str) -> dict[str, Shape]:
     """Every stored Megatron tensor of a rule under one of its templates, with its shape."""
     return {
-        name + suffix: stored_shape(template, rule.axes, logical)
+        name + suffix: stored_shape(template, rule.axes, logical, hf=False)
         for name in megatron_names(template, rule.axes)
         for suffix, logical in rule.stored
     }
@@ -235,7 +253,9 @@ def megatron_shapes(rule: Rule, template: str) -> dict[str, Shape]:
 def on_axis(template: str, axes: tuple[Axis, ...], name: str, hf: bool) -> dict[int, str]:
     """For every position on axis `name`: one name of `template` there (the other axes at their first value)."""
     firsts = tuple(
-        axis if axis.name == name else Axis(axis.name, axis.megatron[:1], axis.hf[:1] if axis.hf is not None else None)
+        axis
+        if axis.name == name
+        else Axis(axis.name, axis.megatron[:1], axis.hf[:1] if axis.hf is not None else None, axis.silent)
         for axis in axes
     )
     if not any(axis.name == name for axis in axes) or any(len(axis.megatron) == 0 for axis in firsts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -71,6 +72,24 @@ class Image:
     @property
     def nbytes(self) -> int:
         return sum(size for _, size in self.files) + sum(len(data) for data in self.small_files.values())
+
+
+def tile_exactly(boxes: Sequence[tuple[Shape, Shape]], shape: Shape) -> bool:
+    """Whether the boxes (origin, shape) cover a tensor once, without a hole: slab by slab along the first dimension."""
+    if not shape:
+        return len(boxes) == 1
+    ranges: dict[tuple[int, int], list[tuple[Shape, Shape]]] = {}
+    for origin, size in boxes:
+        ranges.setdefault((origin[0], origin[0] + size[0]), []).append((origin[1:], size[1:]))
+    slabs = list(pairwise(sorted({0, shape[0], *(edge for both in ranges for edge in both)})))
+    if slabs and slabs[-1][1] > shape[0]:
+        return False
+    if sorted(ranges) == slabs:  # the usual case: no range crosses another
+        return all(tile_exactly(inner, shape[1:]) for inner in ranges.values())
+    return all(
+        tile_exactly([box for (a, b), inner in ranges.items() if a <= start and stop <= b for box in inner], shape[1:])
+        for start, stop in slabs
+    )
 
 
 def leading_boxes(tensor: Tensor, axes: int) -> dict[tuple[int, ...], list[Chunk]]:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """`name` as in safetensors headers, `torch` as in `torch.<name>`, `storage` the legacy storage class in pickles."""
+    """`name` as in safetensors headers, `torch` as in `torch.<name>`.
+
+    `storage` is the legacy storage class in pickles; "" where torch has none and pickles an untyped storage.
+    """
 
     name: str
     itemsize: int
@@ -20,20 +23,20 @@ DTYPES: tuple[DType, ...] = (
     DType("F16", 2, "float16", "HalfStorage"),
     DType("F32", 4, "float32", "FloatStorage"),
     DType("F64", 8, "float64", "DoubleStorage"),
-    DType("F8_E4M3", 1, "float8_e4m3fn", "Float8_e4m3fnStorage"),
-    DType("F8_E5M2", 1, "float8_e5m2", "Float8_e5m2Storage"),
-    DType("F8_E8M0", 1, "float8_e8m0fnu", "Float8_e8m0fnuStorage"),
+    DType("F8_E4M3", 1, "float8_e4m3fn", ""),
+    DType("F8_E5M2", 1, "float8_e5m2", ""),
+    DType("F8_E8M0", 1, "float8_e8m0fnu", ""),
     DType("I64", 8, "int64", "LongStorage"),
     DType("I32", 4, "int32", "IntStorage"),
     DType("I16", 2, "int16", "ShortStorage"),
     DType("I8", 1, "int8", "CharStorage"),
     DType("U8", 1, "uint8", "ByteStorage"),
     DType("BOOL", 1, "bool", "BoolStorage"),
-    DType("U16", 2, "uint16", "UInt16Storage"),
-    DType("U32", 4, "uint32", "UInt32Storage"),
-    DType("U64", 8, "uint64", "UInt64Storage"),
+    DType("U16", 2, "uint16", ""),
+    DType("U32", 4, "uint32", ""),
+    DType("U64", 8, "uint64", ""),
 )
 BY_NAME = {dtype.name: dtype for dtype in DTYPES}
 BY_TORCH = {dtype.torch: dtype for dtype in DTYPES}
-BY_STORAGE = {dtype.storage: dtype for dtype in DTYPES}
+BY_STORAGE = {dtype.storage: dtype for dtype in DTYPES if dtype.storage}
 FLOATS = ("BF16", "F16", "F32", "F64")

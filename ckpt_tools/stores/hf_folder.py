@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import NotFound, error
+from ..errors import CkptError, NotFound, error
 from ..mapping.arrangement import Shape
 from ..report import Report, listed
 from .base import Chunk, Image, Literal, Source, Tensor
@@ -17,6 +18,9 @@ from .safetensors_header import BadHeader, header_bytes, read_header
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MAX_SHARDS = 100_000  # a file name that says more is no shard
+REINDEX = "write the index again from the headers: `ckpt-tools inspect --write-index`"
+CURED_BY_INDEX = frozenset(("index-invalid", "index-omits", "index-wrong-shard"))
 
 
 @dataclass(slots=True)
@@ -35,7 +39,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; raises NotFound for a missing, unreadable or malformed file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise error(
             NotFound,
             "json-unreadable",
@@ -102,7 +106,7 @@ def _check_index(root: Path, holders: dict[str, list[str]], folder: HfFolder, re
             where=str(root / INDEX),
             expected='{"weight_map": {tensor: file}}',
             actual=str(weight_map)[:60],
-            fix="restore the index",
+            fix=REINDEX,
         )
         return
     for file in sorted(set(weight_map.values()) - {path.name for path in folder.files}):
@@ -126,9 +130,9 @@ def _check_index(root: Path, holders: dict[str, list[str]], folder: HfFolder, re
             where=f"{root / INDEX}: {file}",
             expected=f"{name} in {file}",
             actual=f"found in {elsewhere[0]}" if elsewhere else "in no file",
-            fix="write the index again from the headers"
+            fix=REINDEX
             if elsewhere
-            else "fetch the checkpoint again; the tensor is lost",
+            else "fetch the checkpoint again; if the tensor is meant to be gone, delete the index",
         )
     if omitted := [name for name in holders if name not in weight_map]:
         files = sorted({holders[name][0] for name in omitted})
@@ -138,7 +142,7 @@ def _check_index(root: Path, holders: dict[str, list[str]], folder: HfFolder, re
             where=str(root / INDEX),
             expected="every tensor of every file",
             actual=f"absent: {listed(omitted)}",
-            fix="write the index again from the headers, or move files that do not belong to this checkpoint away",
+            fix=f"{REINDEX}, or move files that do not belong to this checkpoint away",
         )
     _check_total(root, index, folder, report)
 
@@ -154,7 +158,7 @@ def _check_total(root: Path, index: dict[str, Any], folder: HfFolder, report: Re
             where=str(root / INDEX),
             expected=f"{total}",
             actual=f"{stated}",
-            fix="harmless for loading; write the index again",
+            fix=f"harmless for loading; {REINDEX}",
         )
 
 
@@ -163,7 +167,7 @@ def _check_numbering(root: Path, paths: list[Path], report: Report) -> None:
     for path in paths:
         head, _, total = path.stem.rpartition("-of-")
         prefix, _, number = head.rpartition("-")
-        if not (number.isdigit() and total.isdigit()):
+        if not (number.isdecimal() and total.isdecimal() and int(total) <= MAX_SHARDS):
             continue
         wanted = {f"{prefix}-{i:0{len(number)}d}-of-{total}{path.suffix}" for i in range(1, int(total) + 1)}
         if missing := sorted(wanted - {other.name for other in paths}):
@@ -176,6 +180,35 @@ def _check_numbering(root: Path, paths: list[Path], report: Report) -> None:
                 fix="incomplete download? fetch the shards and the index again",
             )
             return
+
+
+def index_from_headers(root: Path) -> int:
+    """Write the index anew from the headers, at once or not at all; returns its number of tensors.
+
+    Raises with every finding while anything but the index itself is wrong: an index that names tensors or files that are
+    gone is the only witness of them.
+    """
+    if not root.is_dir() or not any(root.glob("*.safetensors")):
+        raise error(
+            NotFound,
+            "checkpoint-not-found",
+            "no safetensors files to index",
+            where=str(root),
+            expected="a Hugging Face folder with *.safetensors",
+            actual="none",
+            fix="name the folder that holds the weights",
+        )
+    folder = open_folder(root)
+    if lasting := [finding for finding in folder.report.errors if finding.code not in CURED_BY_INDEX]:
+        raise CkptError(*lasting)
+    files = {tensor.name: folder.files[tensor.chunks[0].file].name for tensor in folder.tensors.values()}
+    fresh = root / f"{INDEX}.new-{os.getpid()}"
+    try:
+        fresh.write_bytes(_index_bytes(files, sum(tensor.nbytes for tensor in folder.tensors.values())))
+        fresh.replace(root / INDEX)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return len(files)
 
 
 def lay_out(tensors: list[tuple[str, str, Shape]], max_file: int) -> Image:
@@ -201,11 +234,12 @@ def lay_out(tensors: list[tuple[str, str, Shape]], max_file: int) -> Image:
             position += image.tensors[name].nbytes
         image.files.append((file, position))
     if total > 1:
-        image.small_files[INDEX] = _index_bytes(names, shards, sum(sizes))
+        files = {name: file for file, shard in zip(names, shards, strict=True) for name, _, _ in shard}
+        image.small_files[INDEX] = _index_bytes(files, sum(sizes))
     return image
 
 
-def _index_bytes(names: list[str], shards: list[list[tuple[str, str, Shape]]], total: int) -> bytes:
-    weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name, _, _ in shard}
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+def _index_bytes(files: dict[str, str], total: int) -> bytes:
+    """The index of tensor names to files; `total` counts tensor bytes, without headers."""
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
     return (json.dumps(index, indent=2) + "\n").encode()

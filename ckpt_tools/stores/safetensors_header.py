@@ -52,7 +52,7 @@ def read_header(path: Path, file: int) -> dict[str, Tensor]:
         raw = stream.read(length)
     try:
         entries = json.loads(raw, object_pairs_hook=lambda pairs: _unique(path, pairs))
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise _bad(path, "header-invalid", "the header is not JSON", "a JSON object", str(problem)) from problem
     if not isinstance(entries, dict):
         raise _bad(path, "header-invalid", "the header is not an object", "a JSON object", type(entries).__name__)
@@ -72,12 +72,12 @@ def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _tensor(path: Path, file: int, name: str, entry: Any, base: int) -> Tensor:
     try:
         dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        numbers = (*shape, start, stop)
+        numbers, known = (*shape, start, stop), dtype in BY_NAME
     except (KeyError, TypeError, ValueError) as problem:
         raise _bad(
             path, "header-invalid", f"{name} has no proper entry", "dtype, shape, data_offsets", repr(entry)
         ) from problem
-    if dtype not in BY_NAME:
+    if not known:
         raise _bad(path, "dtype-unknown", f"{name} has an unknown dtype", ", ".join(BY_NAME), str(dtype))
     if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in numbers):
         raise _bad(path, "header-invalid", f"{name} has numbers that cannot be", "integers of 0 or more", repr(entry))

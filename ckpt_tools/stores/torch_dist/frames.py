@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ...errors import CkptError, error
 from ...mapping.arrangement import Shape
-from ..dtypes import BY_NAME, BY_STORAGE
+from ..dtypes import BY_NAME, BY_STORAGE, BY_TORCH
 from . import opcodes as op
 from .pickles import Inert, Storage, loads
 
@@ -26,6 +26,8 @@ LIMIT = 0xFFFF_FFFF
 ROOT = "archive/"
 LOCAL, CENTRAL, END = "<4s5H3I2H", "<4s6H3I5H2I", "<4s4H2IH"
 _LOCAL_SIZE, _CENTRAL_SIZE, _END_SIZE = (struct.calcsize(layout) for layout in (LOCAL, CENTRAL, END))
+UNTYPED = ("torch.storage", "UntypedStorage")
+MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, struct.error)
 DOS_DATE = 0x21  # 1980-01-01, the zip epoch
 
 
@@ -94,13 +96,21 @@ def object_frame(pickled: bytes) -> bytes:
 
 
 def _tensor_pickle(dtype: str, shape: Shape) -> bytes:
-    """`torch._utils._rebuild_tensor_v2(storage, 0, shape, stride, False, OrderedDict())`."""
+    """`torch._utils._rebuild_tensor_v2(storage, 0, shape, stride, False, OrderedDict())`, or v3 with the dtype at the end.
+
+    v3 is for dtypes without a storage class of their own; it counts an untyped storage in bytes.
+    """
+    kind = BY_NAME[dtype]
     strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
-    storage = op.glob("torch", BY_NAME[dtype].storage)
-    pid = op.tuple_of((op.text("storage"), storage, op.text("0"), op.text("cpu"), op.integer(prod(shape))))
+    storage = op.glob("torch", kind.storage) if kind.storage else op.glob(*UNTYPED)
+    extent = op.integer(prod(shape) * (1 if kind.storage else kind.itemsize))
+    pid = op.tuple_of((op.text("storage"), storage, op.text("0"), op.text("cpu"), extent))
     hooks = op.call(op.glob("collections", "OrderedDict"), op.EMPTY_TUPLE)
-    arguments = (op.persistent(pid), op.integer(0), op.integers(shape), op.integers(strides), op.FALSE, hooks)
-    return op.program(op.call(op.glob("torch._utils", "_rebuild_tensor_v2"), op.tuple_of(arguments)))
+    arguments = [op.persistent(pid), op.integer(0), op.integers(shape), op.integers(strides), op.FALSE, hooks]
+    if not kind.storage:
+        arguments.append(op.glob("torch", kind.torch))
+    function = "_rebuild_tensor_v2" if kind.storage else "_rebuild_tensor_v3"
+    return op.program(op.call(op.glob("torch._utils", function), op.tuple_of(arguments)))
 
 
 class Payload(NamedTuple):
@@ -133,6 +143,11 @@ def _damaged(where: str, expected: str, actual: str) -> CkptError:
     )
 
 
+def _check_inside(length: int, where: str, *positions: int) -> None:
+    if max(positions) > length:
+        raise _damaged(where, f"records inside {length} bytes", f"byte {max(positions)}")
+
+
 def _records(fd: int, offset: int, length: int, where: str) -> dict[str, tuple[int, int, int]]:
     """The central directory: record name without its root -> (local header offset in the file, size, method)."""
     if length < _END_SIZE:
@@ -142,10 +157,11 @@ def _records(fd: int, offset: int, length: int, where: str) -> dict[str, tuple[i
     if signature != b"PK\x05\x06":
         raise _damaged(where, "an end-of-archive record", repr(signature))
     if LIMIT in (size, start) or count == 0xFFFF:
-        wide = _pread(fd, 56, offset + struct.unpack("<Q", tail[-_END_SIZE - 12 : -_END_SIZE - 4])[0], where)
+        (at,) = struct.unpack("<Q", tail[-_END_SIZE - 12 : -_END_SIZE - 4])
+        _check_inside(length, where, at)
+        wide = _pread(fd, 56, offset + at, where)
         count, size, start = struct.unpack("<3Q", wide[32:56])
-    if start + size > length:
-        raise _damaged(where, f"a directory inside {length} bytes", f"{start} + {size}")
+    _check_inside(length, where, start + size)
     directory, found, position = _pread(fd, size, offset + start, where), {}, 0
     for _ in range(count):
         fields = struct.unpack_from(CENTRAL, directory, position)
@@ -153,6 +169,7 @@ def _records(fd: int, offset: int, length: int, where: str) -> dict[str, tuple[i
         name_end = position + _CENTRAL_SIZE + name_size
         extra = directory[name_end : name_end + extra_size]
         stored, local = _zip64(extra, stored, fields[8], local)
+        _check_inside(length, where, local, stored)
         name = directory[position + _CENTRAL_SIZE : name_end].decode("utf-8", "replace")
         found[name.partition("/")[2]] = (offset + local, stored, method)
         position = name_end + extra_size + fields[12]
@@ -187,7 +204,7 @@ def read_object(fd: int, offset: int, length: int, where: str) -> tuple[Any, lis
         records = _records(fd, offset, length, where)
         local, size, _ = records["data.pkl"]
         data = _pread(fd, size, _data_offset(fd, local, where), where)
-    except (KeyError, struct.error) as problem:
+    except MALFORMED as problem:
         raise _damaged(where, "data.pkl in an archive", repr(problem)) from problem
     return loads(data, where)
 
@@ -199,13 +216,17 @@ def _described(pickled: bytes) -> tuple[str, Shape, int]:
     value = loads(pickled, where)[0]
     if isinstance(value, Inert) and type(value).__qualname__ == "_rebuild_parameter":
         value = value.args[0]
-    if not isinstance(value, Inert) or type(value).__qualname__ != "_rebuild_tensor_v2":
+    if not isinstance(value, Inert) or type(value).__qualname__ not in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"):
         raise _damaged(where, "a tensor", type(value).__qualname__)
-    storage, first, shape, strides = value.args[:4]
-    if not isinstance(storage, Storage) or storage[1].__qualname__ not in BY_STORAGE:
-        raise _damaged(where, "a storage of a known dtype", repr(storage))
+    try:
+        storage, first, shape, strides = value.args[:4]
+        dtype = _dtype_of(storage, value.args[6:7])
+        if any(type(n) is not int or n < 0 for n in (first, *shape, *strides)) or len(shape) != len(strides):
+            raise ValueError(f"{first}, {shape}, {strides}")
+    except MALFORMED as problem:
+        raise _damaged(where, "a tensor of a known dtype", repr(problem)) from problem
     wanted = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-    if any(n > 1 and s != w for n, s, w in zip(shape, strides, wanted, strict=True)):
+    if prod(shape) and any(n > 1 and s != w for n, s, w in zip(shape, strides, wanted, strict=True)):
         raise error(
             CkptError,
             "chunk-strided",
@@ -215,7 +236,13 @@ def _described(pickled: bytes) -> tuple[str, Shape, int]:
             actual=f"{tuple(strides)}",
             fix="save the checkpoint again with contiguous tensors",
         )
-    return BY_STORAGE[storage[1].__qualname__].name, tuple(shape), first
+    return dtype, tuple(shape), first
+
+
+def _dtype_of(storage: Storage, typed: tuple[Any, ...]) -> str:
+    """The dtype of a typed storage, or of an untyped one with the `torch.dtype` that follows it."""
+    kind = storage[1].__qualname__
+    return BY_TORCH[typed[0].__qualname__].name if kind == UNTYPED[1] else BY_STORAGE[kind].name
 
 
 def read_payload(fd: int, offset: int, length: int, where: str) -> Payload:
@@ -227,7 +254,7 @@ def read_payload(fd: int, offset: int, length: int, where: str) -> Payload:
         dtype, shape, first = _described(pickled)
         local, stored, method = records["data/0"]
         start = _data_offset(fd, local, where)
-    except (KeyError, struct.error) as problem:
+    except MALFORMED as problem:
         raise _damaged(where, "data.pkl and data/0 in an archive", repr(problem)) from problem
     except CkptError as problem:
         raise CkptError(*(replace(finding, where=finding.where or where) for finding in problem.findings)) from problem

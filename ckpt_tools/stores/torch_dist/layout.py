@@ -7,7 +7,7 @@ import itertools
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -72,11 +72,22 @@ class _Files:
         return len(self.files) - 1, used
 
 
-def lay_out(tensors: list[Planned], objects: list[str], common: Mapping[str, Any], max_file: int) -> Image:
-    """Every byte of a directory that holds `tensors` and `[None]` objects under the names `objects`."""
+def lay_out(
+    tensors: list[Planned],
+    objects: list[str],
+    common: Mapping[str, Any],
+    max_file: int,
+    aliases: Mapping[str, str] | None = None,
+) -> Image:
+    """Every byte of a directory that holds `tensors` and `[None]` objects under the names `objects`.
+
+    `aliases` are further names -> the tensor whose bytes they share.
+    """
     files = _Files(max_file)
     image = Image([], [], {})
     entries = [_place(planned, files, image) for planned in tensors]
+    placed = {entry.name: entry for entry in entries}
+    entries += [replace(placed[name], name=alias) for alias, name in (aliases or {}).items()]
     state = object_frame(EXTRA_STATE_NONE)
     number, offset = files.take(len(state))
     image.literals.append(Literal(number, offset, state))

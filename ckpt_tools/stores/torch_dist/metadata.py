@@ -5,7 +5,9 @@ A pickle of `torch.distributed.checkpoint.metadata.Metadata`; field names are th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from ...errors import CkptError, error
@@ -64,7 +66,7 @@ class _Index(_State):
     """MetadataIndex: equal and hashed by (fqn, offset), as in torch."""
 
     fqn: str
-    offset: Shape | None
+    offset: Shape | None = None  # torch leaves a default out of the pickled attributes
 
     def __hash__(self) -> int:
         return hash((self.fqn, self.offset))
@@ -97,9 +99,7 @@ def parse(data: bytes, where: str) -> tuple[Contents, list[str]]:
     value, foreign = loads(data, where, _KNOWN)
     try:
         stored = {
-            (index.fqn, None if index.offset is None else tuple(index.offset)): Stored(
-                info.relative_path, info.offset, info.length
-            )
+            (index.fqn, None if index.offset is None else tuple(index.offset)): _place(info)
             for index, info in value.storage_data.items()
         }
         tensors: dict[str, Entry] = {}
@@ -127,9 +127,26 @@ def _entry(name: str, item: Any, stored: dict[tuple[str, Shape | None], Stored])
     dtype = properties.raw[0] if hasattr(properties, "raw") else properties.dtype
     torch_name = dtype.__qualname__ if isinstance(dtype, type) and issubclass(dtype, Inert) else str(dtype)
     boxes = tuple(
-        Box(tuple(chunk.offsets), tuple(chunk.sizes), stored[name, tuple(chunk.offsets)]) for chunk in item.chunks
+        Box(_sizes(chunk.offsets), _sizes(chunk.sizes), stored[name, tuple(chunk.offsets)]) for chunk in item.chunks
     )
-    return Entry(name, BY_TORCH[torch_name].name, tuple(item.size), boxes)
+    shape = _sizes(item.size)
+    if any(len(box.origin) != len(shape) or len(box.shape) != len(shape) for box in boxes):
+        raise ValueError(f"the chunks of {name} have another rank than its shape {list(shape)}")
+    return Entry(name, BY_TORCH[torch_name].name, shape, boxes)
+
+
+def _sizes(values: Iterable[Any]) -> Shape:
+    sizes = tuple(values)
+    if any(type(n) is not int or n < 0 for n in sizes):
+        raise ValueError(f"{list(sizes)} are no sizes")
+    return sizes
+
+
+def _place(info: Any) -> Stored:
+    path = PurePosixPath(info.relative_path)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{path} is not inside the directory")
+    return Stored(info.relative_path, *_sizes((info.offset, info.length)))
 
 
 def serialise(tensors: list[Entry], objects: dict[str, Stored]) -> bytes:

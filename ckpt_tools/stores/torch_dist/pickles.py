@@ -11,6 +11,7 @@ import io
 import pickle
 import sys
 import types
+from _compat_pickle import IMPORT_MAPPING
 from collections import OrderedDict
 from typing import Any
 
@@ -19,10 +20,12 @@ from ...errors import CkptError, error
 HARMLESS_MODULES = frozenset(
     {"argparse", "collections", "copyreg", "datetime", "decimal", "enum", "fractions", "functools", "pathlib", "uuid"}
 )
+HARMLESS_CALLS = frozenset({("signal", "Signals")})  # Megatron's args hold one
 HARMLESS_BUILTINS: dict[str, Any] = {
     t.__name__: t
     for t in (bool, bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple)
-}
+} | {"xrange": range, "unicode": str, "long": int}  # protocol 2 keeps Python 2's names
+BUILTINS = ("builtins", "__builtin__")
 
 
 class _Recorder(type):
@@ -107,8 +110,20 @@ class SafeUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (found := self.known.get((module, name))) is not None:
             return found
-        if module in ("builtins", "__builtin__") and name in HARMLESS_BUILTINS:
+        if module in BUILTINS and name in HARMLESS_BUILTINS:
             return HARMLESS_BUILTINS[name]
+        if module in BUILTINS and name == "getattr":
+            return self._member
+        return self._stand_in(module, name)
+
+    def _member(self, owner: Any, name: Any) -> Any:
+        """`getattr`: how Python 3.11.0 to 3.11.3 pickle an enum member, and protocol 2 a nested class."""
+        if not isinstance(owner, _Recorder) or not isinstance(name, str):
+            self.calls.append(("builtins", "getattr"))
+            raise pickle.UnpicklingError("getattr of an object")
+        return self._stand_in(owner.__module__, f"{owner.__qualname__}.{name}")
+
+    def _stand_in(self, module: str, name: str) -> Any:
         if (module, name) not in self.seen:
             members = {"__module__": module, "__qualname__": name, "calls": self.calls}
             self.seen[module, name] = _Recorder(name, (Inert,), members)
@@ -119,11 +134,13 @@ class SafeUnpickler(pickle.Unpickler):
 
     def unsafe_calls(self) -> list[str]:
         """Calls into the standard library that no checkpoint needs."""
-        return [
-            f"{module}.{name}"
-            for module, name in self.calls
-            if module.split(".")[0] in (*sys.stdlib_module_names, "__builtin__") and module not in HARMLESS_MODULES
-        ]
+        return [f"{module}.{name}" for module, name in self.calls if _unsafe_call(module, name)]
+
+
+def _unsafe_call(module: str, name: str) -> bool:
+    module = IMPORT_MAPPING.get(module, module)  # Python 3 still finds Python 2's names: commands is subprocess
+    standard = module.partition(".")[0] in sys.stdlib_module_names
+    return standard and module not in HARMLESS_MODULES and (module, name) not in HARMLESS_CALLS
 
 
 def loads(data: bytes, where: str, known: dict[tuple[str, str], Any] | None = None) -> tuple[Any, list[str]]:

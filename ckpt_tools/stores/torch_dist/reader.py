@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import CkptError, Finding, NotFound, error
 from ...report import Report, listed
-from ..base import Chunk, Source, Tensor
+from ..base import Chunk, Source, Tensor, tile_exactly
 from .frames import read_object, read_payload
 from .metadata import Contents, Entry, Stored, parse
 
@@ -75,8 +75,8 @@ def iteration_directory(path: Path, report: Report) -> Path:
     have = listed(child.name for child in here) or "no iteration directory"
     tracker = path / TRACKER
     if tracker.is_file():
-        said = tracker.read_text(encoding="utf-8").strip()
-        wanted = path / (said if said == RELEASE else f"iter_{int(said):07d}" if said.isdigit() else said)
+        said = tracker.read_text(encoding="utf-8", errors="replace").strip()
+        wanted = path / _directory_name(said)
         if wanted in here:
             return wanted
         raise error(
@@ -89,7 +89,7 @@ def iteration_directory(path: Path, report: Report) -> Path:
             fix=f"correct {TRACKER}, or name one directory",
         )
     if len(here) == 1:
-        report.note("tracker-absent", f"no {TRACKER}; the only iteration {here[0].name} is used", where=str(path))
+        report.warn("tracker-absent", f"no {TRACKER}; the only iteration {here[0].name} is used", where=str(path))
         return here[0]
     raise error(
         NotFound,
@@ -100,6 +100,14 @@ def iteration_directory(path: Path, report: Report) -> Path:
         actual=have,
         fix="name one of the directories",
     )
+
+
+def _directory_name(said: str) -> str:
+    """`release`, or Megatron's name for an iteration number."""
+    try:
+        return f"iter_{int(said):07d}"
+    except ValueError:
+        return said
 
 
 def open_checkpoint(path: Path) -> TorchDist:
@@ -140,19 +148,14 @@ def _check_files(checkpoint: TorchDist) -> None:
 
 def _check_tiling(entry: Entry, where: str, report: Report) -> None:
     """Chunks must cover the tensor: Megatron itself does not notice a missing one and keeps its random values."""
-    inside = all(
-        o >= 0 and o + n <= size
-        for box in entry.boxes
-        for o, n, size in zip(box.origin, box.shape, entry.shape, strict=True)
-    )
-    covered = sum(prod(box.shape) for box in entry.boxes)
-    if not inside or covered != prod(entry.shape):
+    if not tile_exactly([(box.origin, box.shape) for box in entry.boxes], entry.shape):
+        covered = sum(prod(box.shape) for box in entry.boxes)
         report.error(
             "chunks-do-not-tile",
             f"the chunks of {entry.name} do not cover it exactly once",
             where=where,
             expected=f"{prod(entry.shape):,} elements of {list(entry.shape)}",
-            actual=f"{covered:,} elements in {len(entry.boxes)} chunks{'' if inside else ', some outside'}",
+            actual=f"{covered:,} elements in {len(entry.boxes)} chunks{', some twice' * (covered >= prod(entry.shape))}",
             fix="the checkpoint is incomplete; save it again",
         )
 
@@ -164,6 +167,8 @@ def _read_common(checkpoint: TorchDist, report: Report) -> None:
     if place is None:
         report.note("common-absent", "no common state: training arguments are unknown", where=str(checkpoint.root))
         return
+    if place.file != COMMON and report.errors:
+        return  # its file may be one of those that are not there
     with (checkpoint.root / place.file).open("rb") as stream:
         value, foreign = read_object(stream.fileno(), place.offset, place.length, str(checkpoint.root / place.file))
     if isinstance(value, list) and len(value) == 1:

@@ -1,0 +1,150 @@
+"""Completeness: the tensors that a table enumerates against those that a store holds. Set equality, not warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from .mapping.detect import Detected
+from .mapping.rules import Naming, Table, hf_shapes, megatron_shapes
+from .report import Report, listed
+from .stores.hf_folder import HfFolder
+from .stores.torch_dist.metadata import Entry
+from .stores.torch_dist.reader import TorchDist
+
+Shape = tuple[int, ...]
+
+
+def check_hf(
+    folder: HfFolder, table: Table, what: str, scales: set[str], towers: tuple[tuple[str, ...], ...]
+) -> list[str]:
+    """Report missing, extra and mis-shaped tensors; returns the names that belong to other towers (vision, audio)."""
+    expected = hf_shapes(table)
+    optional: dict[str, Shape | None] = {d.hf: expected[d.of] for d in table.duplicates}
+    optional |= dict.fromkeys((*table.recomputed, *scales))
+    where, report = str(folder.root), folder.report
+    missing = [name for name in expected if name not in folder.tensors]
+    others = [name for name in folder.tensors if name not in expected and name not in optional]
+    apart = [name for name in others if in_tower(name, towers)]
+    if missing == ["lm_head.weight"]:
+        report.error(
+            "lm-head-missing",
+            "the config says that embedding and head are not tied, and there is no lm_head.weight",
+            where=where,
+            expected="lm_head.weight, or tie_word_embeddings true",
+            actual="tie_word_embeddings false, no lm_head.weight",
+            fix="fetch the checkpoint again; if the model is tied, correct config.json",
+        )
+    elif missing:
+        _missing(report, missing, where, what)
+    if extra := sorted(set(others) - set(apart)):
+        _extra(report, extra, where, what)
+    if dropped := [name for name in table.recomputed if name in folder.tensors]:
+        report.note(
+            "buffers-recomputed",
+            f"{len(dropped)} rotary buffers follow from the config and are not copied",
+            where=where,
+        )
+    for name, shape in {**expected, **optional}.items():
+        if shape is not None and name in folder.tensors and folder.tensors[name].shape != shape:
+            shape_differs(report, name, where, shape, folder.tensors[name].shape)
+    return apart
+
+
+def in_tower(name: str, towers: Iterable[tuple[str, ...]]) -> bool:
+    """Whether a name's leading segments are those of another tower."""
+    segments = tuple(name.split("."))
+    return any(segments[: len(root)] == root for root in towers)
+
+
+def check_megatron(store: TorchDist, table: Table, detected: Detected, what: str) -> None:
+    """Report mixed naming, missing, extra and mis-shaped tensors. Other spellings of a tensor may be there as well."""
+    report, where, keys = store.report, str(store.root), store.model_keys
+    for kind, values in detected.mixed.items():
+        report.error(
+            f"{kind}-naming-mixed",
+            f"the checkpoint mixes two ways of naming ({kind})",
+            where=where,
+            expected="one of them throughout",
+            actual=", ".join(f"{value}: {example}" for value, example in values.items()),
+            fix="two tools wrote into one directory; save the checkpoint again",
+        )
+    expected: dict[str, Shape] = {}
+    for rule in table.rules:
+        expected |= megatron_shapes(rule, detected.naming.template(rule))
+    aliases = alias_names(table, detected.naming)
+    if missing := [name for name in expected if name not in keys]:
+        _missing(report, missing, where, what)
+    if extra := sorted(keys - expected.keys() - aliases.keys()):
+        _extra(report, extra, where, what)
+    for name, shape in expected.items():
+        if name in keys and store.contents.tensors[name].shape != shape:
+            shape_differs(report, name, where, shape, store.contents.tensors[name].shape)
+    _check_aliases(store, aliases)
+    if store.training_keys:
+        report.note(
+            "training-state",
+            f"{len(store.training_keys)} optimizer, RNG and scheduler entries are left where they are",
+            where=where,
+        )
+
+
+def alias_names(table: Table, naming: Naming) -> dict[str, str]:
+    """Other spellings under which the same tensors may be stored as well -> the spelling that is read."""
+    found: dict[str, str] = {}
+    for rule in table.rules:
+        own = list(megatron_shapes(rule, naming.template(rule)))
+        for template in naming.aliases(rule):
+            found |= dict(zip(megatron_shapes(rule, template), own, strict=True))
+    return found
+
+
+def _check_aliases(store: TorchDist, aliases: Mapping[str, str]) -> None:
+    """Two spellings of one tensor in one checkpoint must share their bytes, as our writer makes them."""
+    tensors = store.contents.tensors
+    for alias, name in aliases.items():
+        if alias in tensors and name in tensors and _frames(tensors[alias]) != _frames(tensors[name]):
+            store.report.error(
+                "spelling-twice",
+                "one tensor is stored under two names with bytes of their own",
+                where=str(store.root),
+                expected="one of them, or two names for the same bytes",
+                actual=f"{name} and {alias}",
+                fix="remove the stale one; nothing tells which was trained",
+            )
+
+
+def _frames(entry: Entry) -> set[object]:
+    return {box.stored for box in entry.boxes}
+
+
+def _missing(report: Report, names: list[str], where: str, what: str) -> None:
+    report.error(
+        "tensors-missing",
+        f"{len(names)} tensors are missing",
+        where=where,
+        expected=f"every tensor of {what}",
+        actual=f"absent: {listed(names)}",
+        fix="the checkpoint is incomplete, or its config belongs to another model",
+    )
+
+
+def _extra(report: Report, names: list[str], where: str, what: str) -> None:
+    report.error(
+        "tensors-unmapped",
+        f"{len(names)} tensors have no place in the table of {what}",
+        where=where,
+        expected="only the tensors that the config enumerates",
+        actual=listed(names),
+        fix="the config belongs to another model, or the family needs a rule; nothing is dropped silently",
+    )
+
+
+def shape_differs(report: Report, name: str, where: str, expected: Shape, actual: Shape) -> None:
+    report.error(
+        "shape",
+        f"{name} has another shape than the config says",
+        where=where,
+        expected=str(list(expected)),
+        actual=str(list(actual)),
+        fix="the config belongs to another model, or the tensor was changed",
+    )

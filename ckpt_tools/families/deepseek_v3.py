@@ -1,0 +1,124 @@
+"""DeepSeek-V3, R1, V3.1, V3.2, Kimi-K2, Moonlight, GLM-4.7-Flash, GLM-5: latent attention, MoE, MTP layer at N."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..mapping.rules import Rule, Table
+from . import blocks, mla, moe, nextn
+from .base import Family, Variant, Variants
+from .config import Fields
+from .dims import Dims, Mla, read_dims
+from .glm4_moe import read_moe
+
+
+def read_mla(fields: Fields) -> Mla:
+    """`q_lora_rank` null means queries are projected directly; the field itself must be there."""
+    rank = fields.size("q_lora_rank") if fields.has("q_lora_rank") else None
+    return Mla(
+        q_lora_rank=rank,
+        kv_lora_rank=fields.size("kv_lora_rank"),
+        qk_nope_head_dim=fields.size("qk_nope_head_dim"),
+        qk_rope_head_dim=fields.size("qk_rope_head_dim"),
+        v_head_dim=fields.size("v_head_dim"),
+    )
+
+
+def dims(fields: Fields) -> Dims:
+    if fields.value("attention_bias"):
+        fields.wrong("attention_bias", "false (no release of the family has biases)", True)
+    return replace(read_dims(fields, mla=read_mla(fields)), moe=read_moe(fields))
+
+
+def with_indexer(fields: Fields) -> Dims:
+    """DeepSeek-V3.2 and GLM-5: every layer has an indexer unless `indexer_types` shares one ("full" or "shared")."""
+    read = dims(fields)
+    assert read.mla is not None
+    types = fields.value("indexer_types")
+    layers = range(read.num_hidden_layers)
+    if types is not None and len(types) < read.num_hidden_layers:
+        fields.wrong("indexer_types", f"{read.num_hidden_layers} entries", f"{len(types)} entries")
+    full = tuple(i for i in layers if types is None or (i < len(types) and types[i] == "full"))
+    heads, size = fields.size("index_n_heads"), fields.size("index_head_dim")
+    return replace(read, mla=replace(read.mla, indexer=full, index_heads=heads, index_dim=size))
+
+
+def table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants) -> Table:
+    assert d.moe is not None and d.mla is not None
+    prefix, head_name = chosen.get("prefix", "model."), chosen.get("head", "lm_head.weight")
+    layer = f"{prefix}layers.{{layer}}."
+    at, sparse = blocks.decoder_place(d, layer), blocks.decoder_place(d, layer, d.moe.layers)
+    plain = blocks.decoder_place(d, layer, blocks.other_layers(d, d.moe.layers))
+    indexed, head = blocks.decoder_place(d, layer, d.mla.indexer), nextn.place(d, mtp, prefix)
+    rules = blocks.joined(
+        blocks.outer(d, padded_vocab, prefix, head_name),
+        mla.mla_attention(d, at),
+        latent_mlp(d, plain),
+        moe.moe_mlp(d, sparse, chosen["experts"]),
+        nextn.frame(d, head),
+        mla.mla_attention(d, head),
+        moe.moe_mlp(d, head, chosen["mtp_experts"]),
+    )
+    states = (
+        *blocks.outer_states(),
+        *mla.mla_states(d, at),
+        *blocks.states(plain, "mlp.linear_fc1", "mlp.linear_fc2", "pre_mlp_layernorm"),
+        *moe.moe_states(d, sparse),
+        *nextn.frame_states(head),
+        *mla.mla_states(d, head),
+        *moe.moe_states(d, head),
+    )
+    if d.mla.index_heads:
+        rules += (*mla.indexer(d, indexed, chosen["dsa"]), *mla.indexer(d, head, chosen["dsa"]))
+        states += (*mla.indexer_states(indexed, chosen["dsa"]), *mla.indexer_states(head, chosen["dsa"]))
+    duplicates = (*blocks.tied_head(d, prefix, head_name), *nextn.copies(d, mtp, prefix, head_name))
+    return Table(rules, states, duplicates, blocks.rotary_buffers(d, prefix))
+
+
+def latent_mlp(d: Dims, at: blocks.Place) -> list[Rule]:
+    """The dense MLP with its norm under both names: MLA's local spec keeps it apart, TransformerEngine fuses it."""
+    norm, *rest = blocks.dense_mlp(d, at)
+    return [replace(norm, spellings=at.spellings(*mla.PRE_MLP_NORM)), *rest]
+
+
+EXPERTS: tuple[Variant, ...] = (
+    moe.packing_variant("experts", ("model.layers.{layer}.",)),
+    moe.packing_variant("mtp_experts", ("model.layers.{nextn}.",)),
+)
+COUNT = "num_nextn_predict_layers"
+DRAFT = "DeepseekV3ForCausalLMNextN"
+
+FAMILY = Family(
+    "deepseek_v3", "DeepSeek-V3, R1, V3.1, Moonlight", ("deepseek_v3",), dims, table, COUNT, DRAFT, variants=EXPERTS
+)
+KIMI = Family("kimi_k2", "Kimi-K2", ("kimi_k2",), dims, table, COUNT, DRAFT, variants=EXPERTS)
+V32 = Family(
+    "deepseek_v32",
+    "DeepSeek-V3.2",
+    ("deepseek_v32",),
+    with_indexer,
+    table,
+    COUNT,
+    DRAFT,
+    variants=(*EXPERTS, mla.DSA_LAYOUT),
+)
+LITE = Family(
+    "glm4_moe_lite",
+    "GLM-4.7-Flash",
+    ("glm4_moe_lite",),
+    dims,
+    table,
+    COUNT,
+    "Glm4MoeLiteForCausalLMNextN",
+    variants=EXPERTS,
+)
+GLM5 = Family(
+    "glm_moe_dsa",
+    "GLM-5, 5.1, 5.2",
+    ("glm_moe_dsa",),
+    with_indexer,
+    table,
+    COUNT,
+    "GlmMoeDsaForCausalLMNextN",
+    variants=(*EXPERTS, mla.DSA_LAYOUT),
+)

@@ -1,0 +1,108 @@
+"""Block-quantised Hugging Face folders: which scale belongs to which weight, and that it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .engine.moves import Scale
+from .mapping.arrangement import Shape
+from .report import Report
+from .stores.base import Tensor
+from .stores.dtypes import BY_NAME
+from .stores.hf_folder import HfFolder
+
+FIELD = "quantization_config"
+SUFFIXES = ("_scale_inv", "_scale")  # of the weight's name: per block (DeepSeek), per output channel (GLM-4.5-FP8)
+FLOAT8 = ("F8_E4M3", "F8_E5M2")
+SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
+
+
+def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The quantization_config at either level, or None."""
+    nested = config.get("text_config")
+    for level in (config, nested if isinstance(nested, Mapping) else {}):
+        if isinstance(level.get(FIELD), Mapping):
+            found: Mapping[str, Any] = level[FIELD]
+            return found
+    return None
+
+
+def read_scales(folder: HfFolder, config: Mapping[str, Any], expected: Mapping[str, Shape]) -> dict[str, Scale]:
+    """The scale of every float8 weight; findings go to the folder's report.
+
+    `weight_block_size` of the config gives the blocks; a scale of one column is per output channel.
+    """
+    scheme = quantisation(config)
+    weights = [name for name in expected if name in folder.tensors and folder.tensors[name].dtype in FLOAT8]
+    method = scheme.get("quant_method") if scheme else None
+    if scheme is not None and method not in ("fp8", "compressed-tensors"):
+        _unsupported(folder.report, str(folder.root), f"quant_method {method!r}")
+        return {}
+    found: dict[str, Scale] = {}
+    for name in weights:
+        tensor = next((folder.tensors[name + s] for s in SUFFIXES if name + s in folder.tensors), None)
+        if tensor is None:
+            folder.report.error(
+                "scale-missing",
+                f"{name} is float8 and has no scale",
+                where=str(folder.root),
+                expected=name + SUFFIXES[0],
+                actual="absent",
+                fix="fetch the checkpoint again; without its scale the weight has no value",
+            )
+        elif scale := _scale(name, folder.tensors[name].shape, tensor, scheme or {}, folder.report, str(folder.root)):
+            found[name] = scale
+    return found
+
+
+def _unsupported(report: Report, where: str, what: str) -> None:
+    report.error(
+        "quantisation-unsupported",
+        f"{what} is not read",
+        where=where,
+        expected="bf16, fp16, fp32, or fp8 with block or channel scales",
+        actual=what,
+        fix="dequantise the model with its own tool first",
+    )
+
+
+def _scale(
+    name: str, shape: Shape, tensor: Tensor, scheme: Mapping[str, Any], report: Report, where: str
+) -> Scale | None:
+    rows, columns = shape if len(shape) == 2 else (0, 0)
+    block = _block(scheme, tensor.shape, (rows, columns))
+    grid = (-(-rows // block[0]), -(-columns // block[1]))
+    if tensor.dtype not in SCALE_DTYPES or len(tensor.shape) != 2 or tensor.shape != grid:
+        report.error(
+            "scale-shape",
+            f"the scale of {name} does not fit its blocks",
+            where=where,
+            expected=f"{list(grid)} for {list(shape)} in blocks of {list(block)}",
+            actual=f"{tensor.dtype} {list(tensor.shape)}",
+            fix="the weight and its scale are of different releases, or weight_block_size in config.json is wrong",
+        )
+        return None
+    (chunk,) = tensor.chunks
+    return Scale(chunk.file, chunk.offset, tensor.dtype, tensor.shape[1], block, ((0, rows, 0),))
+
+
+def _block(scheme: Mapping[str, Any], grid: Shape, shape: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of a block: from the config, or one row each where the scale has one column per channel."""
+    if len(grid) == 2 and grid == (shape[0], 1):
+        return (1, max(1, shape[1]))
+    stated = scheme.get("weight_block_size")
+    if isinstance(stated, list | tuple) and len(stated) == 2 and all(isinstance(n, int) and n > 0 for n in stated):
+        return (stated[0], stated[1])
+    return (max(1, shape[0]), max(1, shape[1]))
+
+
+def scale_names(folder: HfFolder, weights: Mapping[str, Scale]) -> set[str]:
+    """The names of the scales that belong to `weights`."""
+    return {name + suffix for name in weights for suffix in SUFFIXES if name + suffix in folder.tensors}
+
+
+def logical_dtype(tensor: Tensor, scales: Mapping[str, Scale]) -> str:
+    """The dtype of a tensor once dequantised: bfloat16 for quantised ones, its own otherwise."""
+    assert tensor.dtype in BY_NAME
+    return "BF16" if tensor.name in scales else tensor.dtype

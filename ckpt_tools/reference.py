@@ -1,0 +1,31 @@
+"""What the original Hugging Face folder was like, for writing it again: names, dtypes, layout variants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .stores.hf_folder import INDEX, open_folder, read_json
+from .stores.sidecars import MANIFEST
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`names` and `dtypes` are those of the tensors that were seen; `variants` were recorded by an earlier conversion."""
+
+    names: frozenset[str] = frozenset()
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    variants: Mapping[str, str] = field(default_factory=dict)
+
+
+def reference_of(config_path: Path) -> Reference:
+    """From the manifest of a carried copy, else from the headers and the index beside the config."""
+    folder = config_path.parent
+    if (folder / MANIFEST).is_file():
+        manifest = read_json(folder / MANIFEST)
+        names = frozenset(manifest.get("stored_duplicates", ()))
+        return Reference(names, dict(manifest.get("dtypes", {})), dict(manifest.get("variants", {})))
+    indexed = read_json(folder / INDEX).get("weight_map", {}) if (folder / INDEX).is_file() else {}
+    tensors = open_folder(folder).tensors
+    return Reference(frozenset((*indexed, *tensors)), {name: tensor.dtype for name, tensor in tensors.items()})
