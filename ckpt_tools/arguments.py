@@ -10,9 +10,10 @@ from .convert.mtp import mtp_to_write
 from .convert.options import MTP_AUTO
 from .errors import CkptError, error
 from .families import family_of
-from .families.arguments import inexpressible, model_arguments
+from .families.arguments import approximated, inexpressible, model_arguments
 from .families.config import Fields
 from .model import describe, open_store
+from .report import Outcome, Report
 from .stores.hf_folder import CONFIG, HfFolder, read_json
 from .stores.torch_dist.reader import is_torch_dist
 
@@ -27,8 +28,11 @@ class ModelArguments:
     values: dict[str, Any]
 
 
-def megatron_arguments(path: Path) -> ModelArguments:
-    """Raises CkptError if the config is incomplete, contradicts the keys, or has a rope that no flag states."""
+def megatron_arguments(path: Path, for_slime: bool = True) -> Outcome[ModelArguments]:
+    """Raises CkptError if the config is incomplete, contradicts the keys, or has a rope that no flag states.
+
+    `for_slime` takes slime's layer plugins where the family has one.
+    """
     if path.is_file() or not (is_torch_dist(path) or any(path.glob("*.safetensors"))):
         config = path if path.is_file() else path / CONFIG
         fields = Fields(read_json(config), str(config))
@@ -49,5 +53,19 @@ def megatron_arguments(path: Path) -> ModelArguments:
             actual="; ".join(problems),
             fix="set the rope in your model provider",
         )
-    arguments = model_arguments(dims, mtp)
-    return ModelArguments(family.name, mtp, [a.words() for a in arguments], {a.name: a.value for a in arguments})
+    report = Report()
+    if near := approximated(dims):
+        report.warn(
+            "rope-approximated",
+            "Megatron's arguments fix a part of this rope",
+            where=str(config),
+            actual="; ".join(near),
+        )
+    spec = family.slime_spec if for_slime else None
+    if spec and any(variant.kind in ("gdn", "dsa") for variant in family.variants):
+        report.note(
+            "slime-layout", "slime's plugin reads its own layout: convert with --gdn-layout / --dsa-layout slime"
+        )
+    arguments = model_arguments(dims, mtp, spec)
+    found = ModelArguments(family.name, mtp, [a.words() for a in arguments], {a.name: a.value for a in arguments})
+    return Outcome(found, report.findings)

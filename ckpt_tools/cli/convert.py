@@ -8,7 +8,20 @@ from typing import Any
 import click
 
 from ..convert import Options, Result, convert
-from ..convert.options import AUTO, DTYPE_NAMES, HF, MTP_AUTO, MTP_DROP, PER_LAYER, STACKED, TORCH_DIST
+from ..convert.options import (
+    AUTO,
+    CARRY,
+    DROP,
+    DTYPE_NAMES,
+    HF,
+    KEEP_MAIN,
+    MTP_AUTO,
+    MTP_DROP,
+    PER_LAYER,
+    REFUSE,
+    STACKED,
+    TORCH_DIST,
+)
 from ..refs import resolve
 from .options import hf_config, size, talking, writing
 from .output import Output, human_bytes
@@ -56,6 +69,38 @@ def mtp_count(text: str) -> str | int:
     help="Name of the layer inside an MTP layer in torch-dist.",
 )
 @click.option(
+    "--gdn-layout",
+    type=click.Choice(["mcore", "slime"]),
+    show_default="mcore",
+    help="Gated delta nets in torch-dist: Megatron's own tensors or those of slime's plugin.",
+)
+@click.option(
+    "--dsa-layout",
+    type=click.Choice(["mcore", "slime"]),
+    show_default="mcore",
+    help="DSA indexer in torch-dist: Megatron's own tensors or those of slime's plugin.",
+)
+@click.option(
+    "--mtp-halves",
+    type=click.Choice(["straight", "swapped"]),
+    show_default="straight",
+    help="Qwen3-Next only: slime exchanges the halves of the joint projection; swapped reads or writes that.",
+)
+@click.option(
+    "--rest",
+    type=click.Choice([REFUSE, DROP, CARRY]),
+    default=REFUSE,
+    show_default=True,
+    help="Tensors that are not the language model's (vision, audio).",
+)
+@click.option(
+    "--duplicates",
+    type=click.Choice([REFUSE, KEEP_MAIN]),
+    default=REFUSE,
+    show_default=True,
+    help="Copies of embedding and head in an MTP layer that differ from the main ones.",
+)
+@click.option(
     "--dtype",
     type=click.Choice(list(DTYPE_NAMES)),
     help="Cast floating tensors; by default every tensor keeps its own.",
@@ -82,6 +127,9 @@ def command(
     dtype: str | None,
     norms: str | None,
     mtp_name: str | None,
+    gdn_layout: str | None,
+    dsa_layout: str | None,
+    mtp_halves: str | None,
     **options: Any,
 ) -> int:
     """Convert SRC into the other format at DST.
@@ -89,10 +137,11 @@ def command(
     SRC is a Hugging Face folder, a Hub id, or a torch-dist directory (with its tracker file, or one iteration of it).
     --layout, --norms and --mtp-name choose names in torch-dist; where SRC is torch-dist they assert what it holds.
     """
+    variants = {"norms": norms, "mtp": mtp_name, "gdn": gdn_layout, "dsa": dsa_layout, "mtp_halves": mtp_halves}
     chosen = Options(
         hf_config=resolve(hf_config, weights=False) if hf_config else None,
         dtype=DTYPE_NAMES[dtype] if dtype else None,
-        variants={kind: name for kind, name in (("norms", norms), ("mtp", mtp_name)) if name},
+        variants={kind: name for kind, name in variants.items() if name},
         **options,
     )
     with out.progress("writing") as starting:

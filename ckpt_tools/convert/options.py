@@ -9,6 +9,7 @@ MTP_AUTO, MTP_DROP = "auto", "drop"
 AUTO, STACKED, PER_LAYER = "auto", "stacked", "per-layer"
 TORCH_DIST, HF = "torch-dist", "hf"
 REFUSE, DROP, CARRY = "refuse", "drop", "carry"
+KEEP_MAIN = "keep-main"
 DTYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 

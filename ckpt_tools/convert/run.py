@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .. import __version__
-from ..compare import Logical, compare_logical, duplicate_difference
+from ..compare import Logical, compare_logical
 from ..engine.execute import Timing, execute
 from ..engine.output import check_space, check_target, output_directory
 from ..errors import CkptError, UsageProblem, error
 from ..families.arguments import inexpressible
-from ..families.base import HF as VARIANT_HF
-from ..families.edits import dtype_edits, edited_config, mtp_edits
-from ..model import HF_COPY, Model, open_model
+from ..model import Model, open_model
 from ..report import Outcome, Report, listed
-from ..stores.dtypes import BY_NAME
-from ..stores.hf_folder import CONFIG, is_hf_folder
-from ..stores.sidecars import MANIFEST, copy_sidecars
-from ..stores.torch_dist.reader import RELEASE, TRACKER, TorchDist, is_torch_dist
+from ..stores.hf_folder import is_hf_folder
+from ..stores.torch_dist.reader import RELEASE, TRACKER, is_torch_dist
+from .duplicates import settle_duplicates
+from .finish import finish
 from .mtp import mtp_to_write
 from .options import HF, TORCH_DIST, Options, Result
 from .plan import Plan
 from .to_hf import plan_hf
 from .to_megatron import plan_megatron
 
-TOKENIZERS = frozenset(("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model"))
 Starting = Callable[[int], Callable[[int], None] | None]
 
 
@@ -57,7 +52,7 @@ def convert(source: Path, target: Path, options: Options, starting: Starting | N
         )
     mtp = mtp_to_write(model, options.mtp)
     report = Report(list(model.store.report.findings))
-    duplicates = _duplicates(model, report)
+    duplicates = settle_duplicates(model, options, report)
     plan = plan_megatron(model, mtp, options) if model.is_hf else plan_hf(model, mtp, options, duplicates)
     _remark(model, report)
     result = _result(source, target, to, model, plan, options)
@@ -68,9 +63,7 @@ def convert(source: Path, target: Path, options: Options, starting: Starting | N
     with output_directory(target, plan.program.nbytes) as partial:
         root = partial / RELEASE if to == TORCH_DIST else partial
         timing = execute(plan.program, root, progress)
-        result.sidecars = _finish(model, plan, options, root, duplicates)
-        if not TOKENIZERS & set(result.sidecars):
-            _remark_no_tokenizer(model, report)
+        result.sidecars = finish(model, plan, options, root, duplicates, report)
         if to == TORCH_DIST:
             (partial / TRACKER).write_text(RELEASE)
         if options.verify:
@@ -82,27 +75,6 @@ def convert(source: Path, target: Path, options: Options, starting: Starting | N
 def _record(result: Result, timing: Timing, began: float) -> None:
     total = time.perf_counter() - began
     result.timing = {"write_s": timing.write_s, "write_cpu_s": timing.write_cpu_s, "total_s": total}
-
-
-def _duplicates(model: Model, report: Report) -> set[str]:
-    """Tensors that the original stores twice: on the way in they must equal their original, on the way out they return."""
-    if isinstance(model.store, TorchDist):
-        return {d.hf for d in model.table.duplicates if d.hf in model.reference.names}
-    for name, original in model.stored_duplicates():
-        worst = duplicate_difference(model, name, original)
-        if worst is None:
-            report.note("tied-copy", f"{name} equals {original} and is stored once", where=str(model.store.root))
-            continue
-        raise error(
-            CkptError,
-            "tie-conflict",
-            f"the config ties {name} to {original}, and they differ",
-            where=str(model.store.root),
-            expected="equal tensors, or tie_word_embeddings false",
-            actual=f"max |difference| {worst:g}",
-            fix="if the head is a real one, set tie_word_embeddings to false in config.json",
-        )
-    return {name for name, _ in model.stored_duplicates()}
 
 
 def _remark(model: Model, report: Report) -> None:
@@ -132,45 +104,6 @@ def _result(source: Path, target: Path, to: str, model: Model, plan: Plan, optio
         vocab_size=model.dims.vocab_size,
         padded_vocab_size=plan.padded_vocab,
         dry_run=options.dry_run,
-    )
-
-
-def _finish(model: Model, plan: Plan, options: Options, root: Path, duplicates: set[str]) -> list[str]:
-    """Config and sidecars: beside the weights of a Hugging Face folder, in `hf/` inside a torch-dist iteration.
-
-    Returns the names of the sidecars.
-    """
-    to_hf = isinstance(model.store, TorchDist)
-    folder = root if to_hf else root / HF_COPY
-    folder.mkdir(exist_ok=True)
-    edits: dict[tuple[str, ...], object] = {}
-    if plan.mtp != model.declared:
-        edits |= mtp_edits(model.config, plan.mtp, model.family.mtp_field)
-    if options.dtype:
-        edits |= dtype_edits(model.config, BY_NAME[options.dtype].torch)
-    (folder / CONFIG).write_bytes(edited_config(model.config_path.read_bytes(), edits))
-    own_folder = options.hf_config is None or options.hf_config.is_dir()
-    copied = copy_sidecars(model.config_path.parent, folder) if own_folder else []
-    if not to_hf:
-        manifest = {
-            "written_by": f"ckpt-tools {__version__}",
-            "family": model.family.name,
-            "stored_duplicates": sorted(duplicates),
-            "variants": {v.kind: model.chosen[v.kind] for v in model.family.variants if v.side == VARIANT_HF},
-            "dtypes": plan.dtypes,
-        }
-        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    return copied
-
-
-def _remark_no_tokenizer(model: Model, report: Report) -> None:
-    report.warn(
-        "no-tokenizer",
-        "no tokenizer came with the config",
-        where=str(model.config_path.parent),
-        expected="one of " + listed(sorted(TOKENIZERS)),
-        actual="none",
-        fix="name a folder with the tokenizer as --hf-config, or copy it by hand",
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from ..engine.moves import Side, link
 from ..engine.program import Program
+from ..errors import UsageProblem
 from ..mapping.arrangement import Shape
+from ..mapping.detect import LAYERS
 from ..mapping.rules import Bound, Slot, Table, stored_shape
 from ..model import Model, rows_of
+from ..report import Report
 from ..stores import hf_folder
 from ..stores.torch_dist.reader import TorchDist, locate
-from .options import PER_LAYER, STACKED, Options
+from .options import AUTO, PER_LAYER, STACKED, Options
 from .plan import Plan, natural_order, target_dtype
 from .rest import copies, entries, rest_of
 
@@ -17,6 +20,7 @@ from .rest import copies, entries, rest_of
 def plan_hf(model: Model, mtp: int, options: Options, duplicates: set[str]) -> Plan:
     """`duplicates` are the tensors that the original stored twice and that are written twice again."""
     assert isinstance(model.store, TorchDist)
+    _check_asked(model, options)
     table = model.table_with(mtp, model.stored_vocab)
     rows = rows_of(model, table)
     locate(model.store, {slot.name for row in rows for slot in row.wholes})
@@ -39,6 +43,24 @@ def plan_hf(model: Model, mtp: int, options: Options, duplicates: set[str]) -> P
     program.check(0)
     kind = STACKED if model.naming.stacked else PER_LAYER
     return Plan(program, table, mtp, kind, model.stored_vocab, {})
+
+
+def _check_asked(model: Model, options: Options) -> None:
+    """Options that choose how torch-dist is written say, on the way back, what the source must hold."""
+    asked = options.variants | ({} if options.layout == AUTO else {LAYERS: options.layout})
+    seen = model.detected.variants if model.detected else {}
+    report = Report()
+    for kind, wanted in asked.items():
+        if (found := seen.get(kind)) and wanted not in found:
+            report.error(
+                "variant-differs",
+                f"the checkpoint has another kind of {kind} than was asked for",
+                where=str(model.store.root),
+                expected=wanted,
+                actual=", ".join(f"{value}: {example}" for value, example in found.items()),
+                fix="leave the option out to read what is there",
+            )
+    report.raise_errors(UsageProblem)
 
 
 def _dtype(model: Model, row: Bound, slot: Slot, options: Options) -> str:

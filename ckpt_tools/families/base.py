@@ -41,7 +41,7 @@ class Family:
     `mtp_field` is the config field that counts MTP layers ("" if the family has none); `draft_class` is the class that
     SGLang loads the MTP head with. `undeclared_mtp` families have MTP layers that no config field counts: the keys decide.
     `mtp_limit` is the most layers that the family's names can tell apart. `other_towers` are leading name segments of what
-    is not the language model (vision, audio).
+    is not the language model (vision, audio). `slime_spec` is slime's layer plugin, where it needs one.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Family:
     undeclared_mtp: bool = False
     mtp_limit: int = 16
     other_towers: tuple[tuple[str, ...], ...] = ()
+    slime_spec: tuple[str, str] | None = None
 
     def defaults(self) -> dict[str, str]:
         return {variant.kind: variant.options[0] for variant in self.variants}

@@ -106,10 +106,6 @@ class Fields:
         value = self._required(name, float, "a number")
         return value if value is not None else 1.0
 
-    def text(self, name: str, what: str) -> str:
-        """A string field; "" stands in after an error."""
-        return self._required(name, str, what) or ""
-
     def flag(self, name: str) -> bool:
         return bool(self._required(name, bool, "true or false"))
 

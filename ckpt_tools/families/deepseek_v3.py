@@ -121,4 +121,5 @@ GLM5 = Family(
     COUNT,
     "GlmMoeDsaForCausalLMNextN",
     variants=(*EXPERTS, mla.DSA_LAYOUT),
+    slime_spec=("slime_plugins.models.glm5.glm5", "get_glm5_spec"),
 )

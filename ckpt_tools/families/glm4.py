@@ -41,4 +41,6 @@ def table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants) -> Table:
     )
 
 
-FAMILY = Family("glm4", "GLM-4 0414 (dense)", ("glm4",), dims, table)
+FAMILY = Family(
+    "glm4", "GLM-4 0414 (dense)", ("glm4",), dims, table, slime_spec=("slime_plugins.models.glm4", "get_glm_spec")
+)

@@ -142,6 +142,7 @@ PREFIX = Variant("prefix", HF, (WRAPPED, TEXT), _prefix_marks)
 # slime exchanges the halves of Qwen3-Next's joint projection; no key tells, so only an option does.
 HALVES = Variant("mtp_halves", MEGATRON, ("straight", "swapped"), lambda d: {})
 COUNT, DRAFT = "mtp_num_hidden_layers", "Qwen3_5ForCausalLMMTP"
+FLAT_SPEC = ("slime_plugins.models.qwen3_5", "get_qwen3_5_spec")
 VISUAL = (("model", "visual"),)
 
 FAMILY = Family(
@@ -155,6 +156,7 @@ FAMILY = Family(
     variants=(*_expert_variants(TEXT), gdn.GDN_LAYOUT, HALVES),
     undeclared_mtp=True,
     mtp_limit=1,
+    slime_spec=("slime_plugins.models.qwen3_next", "get_qwen3_next_spec"),
 )
 DENSE = Family(
     "qwen3_5",
@@ -167,6 +169,7 @@ DENSE = Family(
     variants=(PREFIX, gdn.GDN_LAYOUT),
     other_towers=VISUAL,
     mtp_limit=1,
+    slime_spec=FLAT_SPEC,
 )
 MOE = Family(
     "qwen3_5_moe",
@@ -179,4 +182,5 @@ MOE = Family(
     variants=(PREFIX, *_expert_variants(WRAPPED, TEXT), gdn.GDN_LAYOUT),
     other_towers=VISUAL,
     mtp_limit=1,
+    slime_spec=FLAT_SPEC,
 )

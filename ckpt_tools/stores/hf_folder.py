@@ -45,6 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
             "json-unreadable",
             f"cannot read {path.name}",
             where=str(path),
+            expected="a JSON object",
             actual=str(problem),
             fix="restore the file",
         ) from problem
@@ -54,8 +55,9 @@ def read_json(path: Path) -> dict[str, Any]:
             "json-unreadable",
             f"{path.name} is not an object",
             where=str(path),
-            expected="{...}",
+            expected="a JSON object",
             actual=str(value)[:60],
+            fix="restore the file",
         )
     return value
 

@@ -162,7 +162,7 @@ def loads(data: bytes, where: str, known: dict[tuple[str, str], Any] | None = No
         ) from problem
     if unsafe := unpickler.unsafe_calls():
         raise _unsafe(where, unsafe)
-    return value, [f"{module}.{name}" for module, name in unpickler.seen]
+    return value, [f"{module}.{name}" for module, name in unpickler.seen if module not in HARMLESS_MODULES]
 
 
 def _unsafe(where: str, calls: list[str]) -> CkptError:

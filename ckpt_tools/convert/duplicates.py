@@ -1,0 +1,53 @@
+"""Tensors that releases store twice: compared on the way in, written twice again on the way out."""
+
+from __future__ import annotations
+
+from ..compare import duplicate_difference
+from ..errors import CkptError, error
+from ..model import Model
+from ..report import Report
+from ..stores.torch_dist.reader import TorchDist
+from .options import KEEP_MAIN, Options
+
+
+def settle_duplicates(model: Model, options: Options, report: Report) -> set[str]:
+    """The duplicates that the original stores; raises CkptError if one differs from its original.
+
+    A differing copy inside an MTP layer may be given up with `KEEP_MAIN` (servers use the main tensors); a head that
+    differs from the embedding it is said to be tied to may not.
+    """
+    if isinstance(model.store, TorchDist):
+        return {d.hf for d in model.table.duplicates if d.hf in model.reference.names}
+    where = str(model.store.root)
+    for name, original in model.stored_duplicates():
+        worst = duplicate_difference(model, name, original)
+        if worst is None:
+            report.note("tied-copy", f"{name} equals {original} and is stored once", where=where)
+        elif name == TIED_HEAD:
+            raise error(
+                CkptError,
+                "tie-conflict",
+                f"the config ties {name} to {original}, and they differ",
+                where=where,
+                expected="equal tensors, or tie_word_embeddings false",
+                actual=f"max |difference| {worst:g}",
+                fix="if the head is a real one, set tie_word_embeddings to false in config.json",
+            )
+        elif options.duplicates == KEEP_MAIN:
+            report.warn(
+                "copy-differs", f"{name} differs from {original} and was given up", where=where, actual=f"{worst:g}"
+            )
+        else:
+            raise error(
+                CkptError,
+                "copy-differs",
+                f"{name} is stored as a copy of {original}, and they differ",
+                where=where,
+                expected="equal tensors",
+                actual=f"max |difference| {worst:g}",
+                fix="--duplicates keep-main takes the main one; servers never read the copy",
+            )
+    return {name for name, _ in model.stored_duplicates()}
+
+
+TIED_HEAD = "lm_head.weight"

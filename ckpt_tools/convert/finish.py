@@ -1,0 +1,67 @@
+"""What goes beside the weights: the edited config, the sidecars, the manifest of a carried copy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..families.base import HF as HF_SIDE
+from ..families.edits import dtype_edits, edited_config, mtp_edits, quantisation_removals
+from ..model import HF_COPY, Model
+from ..report import Report, listed
+from ..stores.dtypes import BY_NAME
+from ..stores.hf_folder import CONFIG
+from ..stores.sidecars import MANIFEST, copy_sidecars
+from ..stores.torch_dist.reader import TorchDist
+from .options import Options
+from .plan import Plan
+
+TOKENIZERS = frozenset(("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model"))
+
+
+def finish(model: Model, plan: Plan, options: Options, root: Path, duplicates: set[str], report: Report) -> list[str]:
+    """Write config and sidecars at `root` of a Hugging Face folder, in `hf/` of a torch-dist iteration; returns their names."""
+    to_hf = isinstance(model.store, TorchDist)
+    folder = root if to_hf else root / HF_COPY
+    folder.mkdir(exist_ok=True)
+    edits = config_edits(model, plan, options, to_hf)
+    (folder / CONFIG).write_bytes(edited_config(model.config_path.read_bytes(), edits))
+    own_folder = options.hf_config is None or options.hf_config.is_dir()
+    copied = copy_sidecars(model.config_path.parent, folder) if own_folder else []
+    if not to_hf:
+        (folder / MANIFEST).write_text(json.dumps(_manifest(model, plan, duplicates), indent=2) + "\n")
+    if not TOKENIZERS & set(copied):
+        report.warn(
+            "no-tokenizer",
+            "no tokenizer came with the config",
+            where=str(model.config_path.parent),
+            expected="one of " + listed(sorted(TOKENIZERS)),
+            actual="none",
+            fix="name a folder with the tokenizer as --hf-config, or copy it by hand",
+        )
+    return copied
+
+
+def config_edits(model: Model, plan: Plan, options: Options, to_hf: bool) -> dict[tuple[str, ...], Any]:
+    """What of config.json has to change: the MTP count, the dtype asked for, a quantisation that the weights lost."""
+    edits: dict[tuple[str, ...], Any] = {}
+    if plan.mtp != model.declared and not (model.family.undeclared_mtp and plan.mtp):
+        edits |= mtp_edits(model.config, plan.mtp, model.family.mtp_field)
+    if options.dtype:
+        edits |= dtype_edits(model.config, BY_NAME[options.dtype].torch)
+    if to_hf:
+        edits |= quantisation_removals(model.config)
+    return edits
+
+
+def _manifest(model: Model, plan: Plan, duplicates: set[str]) -> dict[str, Any]:
+    """What the bytes of torch-dist do not say about the original."""
+    return {
+        "written_by": f"ckpt-tools {__version__}",
+        "family": model.family.name,
+        "stored_duplicates": sorted(duplicates),
+        "variants": {v.kind: model.chosen[v.kind] for v in model.family.variants if v.side == HF_SIDE},
+        "dtypes": plan.dtypes,
+    }
