@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from .engine.cast import cast_bytes
@@ -78,7 +78,7 @@ class Logical:
 
 
 def _dequantised(tensor: Tensor, model: Model) -> Tensor:
-    return replace(tensor, dtype=logical_dtype(tensor, model.scales))
+    return tensor._replace(dtype=logical_dtype(tensor, model.scales))
 
 
 def _own(tensor: Tensor, scale: Scale | None = None) -> list[Move]:
@@ -160,7 +160,7 @@ def max_difference(a: View, b: View, rounded: bool = False) -> float | None:
     cast = Cast(a.tensor.dtype, b.tensor.dtype)
     dtype = cast.target if rounded else cast.source
     for read, there in _tile_pairs(a, b):
-        here = cast_bytes(memoryview(read), cast) if dtype != cast.source else read
+        here = bytearray(cast_bytes(memoryview(read), cast)) if dtype != cast.source else read
         if dtype == cast.target and here == there:
             continue
         if dtype not in FLOATS and dtype == cast.target:
@@ -178,7 +178,7 @@ def _tile_pairs(a: View, b: View) -> Iterator[tuple[bytearray, bytearray]]:
         yield a.read(start, stop), b.read(int(start * ratio), int(stop * ratio))
 
 
-def _largest(here: bytes | bytearray, here_dtype: str, there: bytearray, there_dtype: str) -> float | None:
+def _largest(here: bytearray, here_dtype: str, there: bytearray, there_dtype: str) -> float | None:
     """Largest |a - b| of two tiles; None if their values are equal (a difference of bits alone counts as 0.0)."""
     import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 
@@ -46,4 +47,5 @@ def main() -> None:
     """Entry point of the console script."""
     from .boundary import run
 
+    gc.disable()  # a plan of a large model is a million small objects without cycles; the process ends when it is done
     sys.exit(run(cli, sys.argv[1:]))

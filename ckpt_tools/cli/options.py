@@ -30,7 +30,7 @@ def size(text: str) -> int:
     digits = cleaned.rstrip("KMGTIB ")
     try:
         count = int(float(digits) * UNITS[cleaned[len(digits) :].strip()])
-    except (ValueError, KeyError):
+    except (ValueError, OverflowError, KeyError):
         count = 0
     if count < 1:
         raise click.BadParameter(f"{text!r} is not a size such as 5GB or 512MiB")

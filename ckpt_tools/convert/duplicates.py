@@ -14,11 +14,13 @@ def settle_duplicates(model: Model, options: Options, report: Report) -> set[str
     """The duplicates that the original stores; raises CkptError if one differs from its original.
 
     A differing copy inside an MTP layer may be given up with `KEEP_MAIN` (servers use the main tensors); a head that
-    differs from the embedding it is said to be tied to may not.
+    differs from the embedding it is said to be tied to may not. A dry run reads no tensor bytes and compares nothing.
     """
     if isinstance(model.store, TorchDist):
         return {d.hf for d in model.table.duplicates if d.hf in model.reference.names}
     where = str(model.store.root)
+    if options.dry_run:
+        return {name for name, _ in model.stored_duplicates()}
     for name, original in model.stored_duplicates():
         worst = duplicate_difference(model, name, original)
         if worst is None:

@@ -47,7 +47,9 @@ def finish(model: Model, plan: Plan, options: Options, root: Path, duplicates: s
 def config_edits(model: Model, plan: Plan, options: Options, to_hf: bool) -> dict[tuple[str, ...], Any]:
     """What of config.json has to change: the MTP count, the dtype asked for, a quantisation that the weights lost."""
     edits: dict[tuple[str, ...], Any] = {}
-    if plan.mtp != model.declared and not (model.family.undeclared_mtp and plan.mtp):
+    if model.family.undeclared_mtp and not model.declared:
+        edits |= {} if plan.mtp == model.mtp else {(model.family.mtp_field,): plan.mtp}
+    elif plan.mtp != model.declared:
         edits |= mtp_edits(model.config, plan.mtp, model.family.mtp_field)
     if options.dtype:
         edits |= dtype_edits(model.config, BY_NAME[options.dtype].torch)

@@ -74,7 +74,7 @@ def merged(first: Image, second: Image) -> Image:
 
 
 def shifted(tensor: Tensor, files: int) -> Tensor:
-    return replace(tensor, chunks=tuple(chunk._replace(file=chunk.file + files) for chunk in tensor.chunks))
+    return tensor._replace(chunks=tuple(chunk._replace(file=chunk.file + files) for chunk in tensor.chunks))
 
 
 def copies(source: Source, image: Image, first_file: int) -> Iterator[Move]:

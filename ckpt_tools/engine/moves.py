@@ -174,8 +174,9 @@ def box_moves(
     elif here.dtype != there.dtype or shift:
         cast = Cast(here.dtype, there.dtype, shift)
     items = (BY_NAME[here.dtype].itemsize, BY_NAME[there.dtype].itemsize)
-    if len(here.chunks) == 1 == len(there.chunks) and here.chunks[0].shape == size == there.chunks[0].shape:
-        a, b, count = here.chunks[0], there.chunks[0], prod(size)
+    a, b = _exactly(here.chunks, source[1], size), _exactly(there.chunks, target[1], size)
+    if a is not None and b is not None:
+        count = prod(size)
         whole = Move(
             a.file,
             a.offset,
@@ -190,8 +191,8 @@ def box_moves(
         )
         yield by_rows(whole, size[-1]) if isinstance(cast, Dequant) else whole
         return
-    for a, low_a, high_a in _inside(here.chunks, source[1], size):
-        for b, low_b, high_b in _inside(there.chunks, target[1], size):
+    for from_, low_a, high_a in _inside(here.chunks, source[1], size):
+        for to, low_b, high_b in _inside(there.chunks, target[1], size):
             low = tuple(map(max, low_a, low_b))
             extent = tuple(h - lo for h, lo in zip(map(min, high_a, high_b), low, strict=True))
             if all(n > 0 for n in extent):
@@ -199,8 +200,13 @@ def box_moves(
                 if isinstance(cast, Dequant):
                     row, column = (n + o for n, o in zip(low, source[1], strict=True))
                     placed = cast._replace(row=row, column=column)
-                for move in _overlap((a, source[1]), (b, target[1]), low, extent, items, placed):
+                for move in _overlap((from_, source[1]), (to, target[1]), low, extent, items, placed):
                     yield by_rows(move, extent[-1]) if isinstance(cast, Dequant) else move
+
+
+def _exactly(chunks: list[Chunk], origin: Shape, size: Shape) -> Chunk | None:
+    """The chunk that is just the box, as most are."""
+    return next((chunk for chunk in chunks if chunk.origin == origin and chunk.shape == size), None)
 
 
 def by_rows(move: Move, columns: int) -> Move:

@@ -35,7 +35,7 @@ def edited_config(original: bytes, edits: Mapping[tuple[str, ...], Any]) -> byte
 def mtp_edits(config: Mapping[str, Any], count: int, family_field: str) -> dict[tuple[str, ...], int]:
     """Edits that make the config declare `count` MTP layers, in the fields it has or else in the family's field."""
     present = dict.fromkeys(_paths(config, MTP_FIELDS), count)
-    if present or (not count and not family_field):
+    if present or not count:
         return present
     nested = ("text_config",) if isinstance(config.get("text_config"), Mapping) else ()
     return {(*nested, family_field): count}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import product
 from typing import NamedTuple
 
 from .arrangement import Arrangement, Shape
@@ -165,7 +164,7 @@ def naming_of(table: Table, stacked: bool, variants: Mapping[str, str]) -> Namin
 
 
 def state_keys(table: Table, naming: Naming) -> list[str]:
-    """Keys of every `_extra_state` object: `<module>._extra_state/shard_<index>_<count>` (mcore ShardedObject)."""
+    """Keys of every `_extra_state` object, each once: `<module>._extra_state/shard_<index>_<count>` (mcore ShardedObject)."""
     keys = []
     for state in table.states:
         template = naming.template(state)
@@ -174,7 +173,7 @@ def state_keys(table: Table, naming: Naming) -> list[str]:
         for slot in _slots(template, state.axes, hf=False):
             index = ".".join(map(str, slot.place)) or "0"
             keys.append(f"{slot.name}._extra_state/shard_{index}_{total}")
-    return keys
+    return list(dict.fromkeys(keys))
 
 
 def without(template: str, axis: str) -> str:
@@ -197,15 +196,24 @@ def stored_shape(template: str, axes: tuple[Axis, ...], logical: Shape, hf: bool
     return (*(len(axis.megatron) for axis in stacked_axes(template, axes, hf)), *logical)
 
 
-def _slots(template: str, axes: tuple[Axis, ...], hf: bool) -> Iterator[Slot]:
-    """The slot of `template` for every combination of axis values, in row-major order of `axes`."""
-    values = [axis.hf_values if hf else axis.megatron for axis in axes]
-    leading = [not spelled(template, axis, hf) for axis in axes]
-    names = [axis.name for axis in axes]
-    for positions in product(*(range(len(axis.megatron)) for axis in axes)):
-        chosen = {name: values[i][positions[i]] for i, name in enumerate(names)}
-        index = tuple(position for position, lead in zip(positions, leading, strict=True) if lead)
-        yield Slot(template.format_map(chosen), index)
+def _slots(template: str, axes: tuple[Axis, ...], hf: bool) -> list[Slot]:
+    """The slot of `template` for every combination of axis values, in row-major order of `axes`.
+
+    A template spells its axes in that order, so names grow axis by axis instead of being formatted one by one.
+    """
+    rest = template
+    partial: list[tuple[str, tuple[int, ...]]] = [("", ())]
+    for axis in axes:
+        values = axis.hf_values if hf else axis.megatron
+        before, token, after = rest.partition(f"{{{axis.name}}}")
+        if token:
+            partial = [(f"{name}{before}{value}", place) for name, place in partial for value in values]
+            rest = after
+        elif hf and axis.silent:
+            partial = [(name, place) for name, place in partial for _ in values]
+        else:
+            partial = [(name, (*place, i)) for name, place in partial for i in range(len(values))]
+    return [Slot(name + rest, place) for name, place in partial]
 
 
 def expand(table: Table, naming: Naming) -> Iterator[Bound]:

@@ -22,8 +22,7 @@ class Chunk(NamedTuple):
     shape: Shape
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A stored tensor; `dtype` is a safetensors name. Chunks tile the shape exactly."""
 
     name: str

@@ -79,7 +79,7 @@ def _tensor(path: Path, file: int, name: str, entry: Any, base: int) -> Tensor:
         ) from problem
     if not known:
         raise _bad(path, "dtype-unknown", f"{name} has an unknown dtype", ", ".join(BY_NAME), str(dtype))
-    if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in numbers):
+    if set(map(type, numbers)) != {int} or min(numbers) < 0:
         raise _bad(path, "header-invalid", f"{name} has numbers that cannot be", "integers of 0 or more", repr(entry))
     if prod(shape) * BY_NAME[dtype].itemsize != stop - start:
         raise _bad(

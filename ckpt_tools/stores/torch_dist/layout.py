@@ -15,7 +15,8 @@ from ...mapping.arrangement import Shape
 from ..base import Chunk, Image, Literal, Tensor, positions
 from ..dtypes import BY_NAME
 from .frames import object_frame, tensor_frame
-from .metadata import Box, Entry, Stored, serialise
+from .metadata import Box, Entry, Stored
+from .metadata_writer import serialise
 
 MAX_CHUNK = 128 << 20  # bytes; DCP loads whole chunks, so this also bounds what a rank reads in vain
 CHECKPOINT_VERSION = 3.0  # absent or lower makes Megatron permute QKV (checkpointing.py, fix_query_key_value_ordering)

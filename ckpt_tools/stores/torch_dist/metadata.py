@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from ...errors import CkptError, error
 from ...mapping.arrangement import Shape
-from ..dtypes import BY_NAME, BY_TORCH
-from . import opcodes as op
+from ..dtypes import BY_TORCH
 from .pickles import Inert, loads
 
 DCP = "torch.distributed.checkpoint.metadata"
@@ -147,68 +146,3 @@ def _place(info: Any) -> Stored:
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{path} is not inside the directory")
     return Stored(info.relative_path, *_sizes((info.offset, info.length)))
-
-
-def serialise(tensors: list[Entry], objects: dict[str, Stored]) -> bytes:
-    """The `.metadata` of these tensors and objects, loadable by every torch that knows the classes (2.1 and later).
-
-    Programs are built in the order in which they are written: a memo recall must follow its definition.
-    """
-    memo = op.Memo()
-    state = [(memo(op.text(entry.name)), _tensor_metadata(memo, entry)) for entry in tensors]
-    state += [
-        (memo(op.text(name)), op.instance(memo(op.glob(DCP, "BytesStorageMetadata")), op.dict_of(())))
-        for name in objects
-    ]
-    storage = [
-        (_index(memo, entry.name, _size(memo, box.origin)), _info(memo, box.stored))
-        for entry in tensors
-        for box in entry.boxes
-    ]
-    storage += [(_index(memo, name, op.NONE), _info(memo, place)) for name, place in objects.items()]
-    fields = op.attributes(
-        state_dict_metadata=op.dict_of(state),
-        planner_data=op.NONE,
-        storage_data=op.dict_of(storage),
-        storage_meta=op.NONE,
-        version=op.text("1.0.0"),
-    )
-    return op.program(op.instance(op.glob(DCP, "Metadata"), fields))
-
-
-def _size(memo: op.Memo, shape: Shape) -> bytes:
-    return memo(op.call(memo(op.glob("torch", "Size")), op.tuple_of((op.integers(shape),))))
-
-
-def _keyed(memo: op.Memo, **values: bytes) -> bytes:
-    return op.dict_of((memo(op.text(name)), value) for name, value in values.items())
-
-
-def _tensor_metadata(memo: op.Memo, entry: Entry) -> bytes:
-    cls = memo(op.glob(DCP, "TensorStorageMetadata"))
-    layout = op.call(op.glob("torch.serialization", "_get_layout"), op.tuple_of((op.text("torch.strided"),)))
-    contiguous = op.call(op.glob(DCP, "_MEM_FORMAT_ENCODING"), op.tuple_of((op.integer(0),)))
-    raw = op.tuple_of((op.glob("torch", BY_NAME[entry.dtype].torch), layout, op.FALSE, contiguous, op.FALSE))
-    properties = memo(op.instance(op.glob(DCP, "TensorProperties"), raw))
-    size = _size(memo, entry.shape)
-    chunks = op.list_of([_chunk(memo, box) for box in entry.boxes])
-    return op.instance(cls, _keyed(memo, properties=properties, size=size, chunks=chunks))
-
-
-def _chunk(memo: op.Memo, box: Box) -> bytes:
-    cls = memo(op.glob(DCP, "ChunkStorageMetadata"))
-    return op.instance(cls, _keyed(memo, offsets=_size(memo, box.origin), sizes=_size(memo, box.shape)))
-
-
-def _index(memo: op.Memo, name: str, offset: bytes) -> bytes:
-    # `offset` was on the memo before: chunks stand in front of the storage entries
-    cls = memo(op.glob(DCP, "MetadataIndex"))
-    return op.instance(cls, _keyed(memo, fqn=memo(op.text(name)), offset=offset, index=op.NONE))
-
-
-def _info(memo: op.Memo, place: Stored) -> bytes:
-    cls = memo(op.glob(*STORAGE_INFO))
-    file = memo(op.text(place.file))
-    return op.instance(
-        cls, _keyed(memo, relative_path=file, offset=op.integer(place.offset), length=op.integer(place.length))
-    )

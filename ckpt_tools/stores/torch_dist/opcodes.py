@@ -68,17 +68,3 @@ def attributes(**values: bytes) -> bytes:
 
 def persistent(pid: bytes) -> bytes:
     return pid + b"Q"
-
-
-class Memo:
-    """Puts a program on the memo once and recalls it by number: long globals shrink to five bytes."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[bytes, bytes] = {}
-
-    def __call__(self, value: bytes) -> bytes:
-        if (recall := self.numbers.get(value)) is not None:
-            return recall
-        number = struct.pack("<I", len(self.numbers))
-        self.numbers[value] = b"j" + number
-        return value + b"r" + number
