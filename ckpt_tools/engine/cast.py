@@ -28,10 +28,9 @@ def transformed(move: Move, raw: memoryview, sources: Handles) -> bytes:
     data = torch.frombuffer(raw, dtype=torch.uint8)
     rows = data.as_strided((move.rows, move.width), (move.source_stride, 1)).contiguous()
     assert move.cast is not None
-    values = rows.view(_torch_dtype(move.cast.source))
     if isinstance(move.cast, Cast):
-        return _bytes_of(_converted(values, move.cast))
-    return _bytes_of(_dequantised(values, move.cast, sources, move.source_file))
+        return _bytes_of(_converted(rows.view(_torch_dtype(move.cast.source)), move.cast))
+    return _bytes_of(_dequantised(rows, move.cast, sources))
 
 
 def _torch_dtype(name: str) -> torch.dtype:
@@ -70,18 +69,37 @@ def _converted(values: torch.Tensor, cast: Cast) -> torch.Tensor:
     return made
 
 
-def _dequantised(values: torch.Tensor, cast: Dequant, sources: Handles, file: int) -> torch.Tensor:
-    """float32(value) * float32(scale of its block), then rounded once to the target dtype."""
+def _dequantised(values: torch.Tensor, cast: Dequant, sources: Handles) -> torch.Tensor:
+    """float32(value) * float32(scale of its block), then rounded once to the target dtype; `values` are float8 bytes."""
     import torch
 
     count, columns = values.shape
     target, scale = _torch_dtype(cast.target), cast.scale
+    halves, exponent = _as_halves(values, cast.source)
     made = torch.empty(count, columns, dtype=target)
     for first, stop, factors in _scale_rows(scale, cast.row, cast.row + count, sources):
-        row = values[first - cast.row : stop - cast.row].float()
-        row *= _per_column(factors, scale.block[1], cast.column, columns)
+        row = halves[first - cast.row : stop - cast.row].float()
+        row *= _per_column(factors * exponent, scale.block[1], cast.column, columns)
         made[first - cast.row : stop - cast.row] = row.to(target)
     return made
+
+
+def _as_halves(values: torch.Tensor, dtype: str) -> tuple[torch.Tensor, float]:
+    """Float8 bytes as float16 of the same value over a power of two, by shifting bits: torch converts float8 one by one.
+
+    e5m2 is the upper byte of float16. e4m3 has a bias of 7 against 15, so its bits, shifted by 7, mean 2^-8 of the value,
+    subnormals included; its NaN (all ones) has to be put back.
+    """
+    import torch
+
+    wide = values.view(torch.int8).to(torch.int16)  # the sign fills the upper byte
+    if dtype == "F8_E5M2":
+        return wide.mul_(256).view(torch.float16), 1.0
+    nan = values.bitwise_and(0x7F).eq_(0x7F)
+    halves = wide.mul_(128).bitwise_and_(-16385).view(torch.float16)  # all but bit 14, a copy of the sign
+    if bool(nan.any()):
+        halves.masked_fill_(nan.bool(), float("nan"))
+    return halves, 256.0
 
 
 def _per_column(factors: torch.Tensor, width: int, column: int, columns: int) -> torch.Tensor:

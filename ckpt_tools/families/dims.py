@@ -146,14 +146,51 @@ def read_rope(fields: Fields, absent_theta: float | None = None) -> Rope:
 
 
 def read_layers(fields: Fields, first: str = "first_k_dense_replace") -> tuple[int, ...]:
-    """MoE layers of the DeepSeek and GLM families: all from `first_k_dense_replace` on (moe_layer_freq must be 1)."""
+    """MoE layers of the DeepSeek and GLM families: all from `first_k_dense_replace` on (moe_layer_freq must be 1).
+
+    transformers 5 lists them in `mlp_layer_types` instead, for some families as well.
+    """
     if fields.value("moe_layer_freq") not in (None, 1):
         fields.wrong("moe_layer_freq", "1", fields.value("moe_layer_freq"))
-    dense = fields.value(first)
+    count, dense, types = fields.size("num_hidden_layers"), fields.value(first), fields.value("mlp_layer_types")
+    if types is not None and (not isinstance(types, list) or len(types) != count):
+        fields.wrong("mlp_layer_types", f"a list of {count} entries", types)
+        types = None
+    sparse = tuple(i for i, kind in enumerate(types or ()) if kind == "sparse")
+    if dense is None and types is not None:
+        return sparse
     if isinstance(dense, bool) or not isinstance(dense, int) or dense < 0:
         fields.wrong(first, "a count of dense layers, 0 or more", dense)
         dense = 0
-    return tuple(range(dense, fields.size("num_hidden_layers")))
+    found = tuple(range(dense, count))
+    if types is not None and sparse != found:
+        fields.report.error(
+            "config-conflict",
+            "which layers have experts has two values",
+            where=fields.where,
+            expected="one value",
+            actual=f"{first}: {dense}, mlp_layer_types: sparse in {len(sparse)} of {count} layers",
+            fix="make them agree in config.json",
+        )
+    return found
+
+
+def read_rotary_percent(fields: Fields) -> float:
+    """`partial_rotary_factor`, which transformers 5 keeps in `rope_parameters`."""
+    name = "partial_rotary_factor"
+    nested = (fields.value("rope_parameters") or {}).get(name)
+    if nested is None:
+        return fields.number(name)
+    if fields.has(name) and fields.value(name) != nested:
+        fields.report.error(
+            "config-conflict",
+            f"{name} has two values",
+            where=fields.where,
+            expected="one value",
+            actual=f"{name}: {fields.value(name)}, rope_parameters.{name}: {nested}",
+            fix="make them agree in config.json",
+        )
+    return float(nested)
 
 
 def read_head_dim(fields: Fields, heads: int) -> int:

@@ -9,15 +9,13 @@ from ..mapping.rules import Table
 from . import blocks
 from .base import Family, Variants
 from .config import Fields
-from .dims import Dims, read_dims
+from .dims import Dims, read_dims, read_rotary_percent
 
 
 def dims(fields: Fields) -> Dims:
     """`attention_bias` puts a bias on q, k and v only (transformers Glm4Attention: o_proj has none)."""
     read = read_dims(fields, qkv_bias=fields.flag("attention_bias"))
-    return replace(
-        read, sandwich_norms=True, rotary_interleaved=True, rotary_percent=fields.number("partial_rotary_factor")
-    )
+    return replace(read, sandwich_norms=True, rotary_interleaved=True, rotary_percent=read_rotary_percent(fields))
 
 
 def table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants) -> Table:

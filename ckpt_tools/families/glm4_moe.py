@@ -8,7 +8,7 @@ from ..mapping.rules import Table
 from . import blocks, moe, nextn
 from .base import Family, Variants
 from .config import Fields
-from .dims import Dims, Moe, read_dims, read_layers
+from .dims import Dims, Moe, read_dims, read_layers, read_rotary_percent
 
 
 def read_moe(fields: Fields) -> Moe:
@@ -32,7 +32,7 @@ def read_moe(fields: Fields) -> Moe:
 def dims(fields: Fields) -> Dims:
     """`attention_bias` puts a bias on q, k and v only (transformers Glm4MoeAttention: o_proj has none)."""
     read = read_dims(fields, qkv_bias=fields.flag("attention_bias"), qk_norm=fields.flag("use_qk_norm"))
-    return replace(read, moe=read_moe(fields), rotary_percent=fields.number("partial_rotary_factor"))
+    return replace(read, moe=read_moe(fields), rotary_percent=read_rotary_percent(fields))
 
 
 def table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants) -> Table:

@@ -9,7 +9,7 @@ from . import blocks, gdn, moe
 from .base import HF, MEGATRON, Family, Variant, Variants
 from .blocks import Place
 from .config import Fields
-from .dims import Dims, Gdn, Moe, read_dims
+from .dims import Dims, Gdn, Moe, read_dims, read_rotary_percent
 from .qwen3_moe import sparse_layers
 
 MTP_NAMES = {
@@ -60,11 +60,11 @@ def hybrid_dims(fields: Fields) -> Dims:
     """Qwen3.5 MoE configs have no intermediate_size: no layer is dense, and Megatron is told the experts' size."""
     if fields.value("attention_bias"):
         fields.wrong("attention_bias", "false (no release of the family has biases)", True)
-    rope = fields.value("rope_parameters") or {}
-    percent = rope.get("partial_rotary_factor") or fields.number("partial_rotary_factor")
     fields.size("head_dim")
     read = read_dims(fields, qk_norm=True, ffn=fields.first("intermediate_size", "moe_intermediate_size"))
-    return replace(read, output_gate=True, zero_centred=True, rotary_percent=percent, gdn=read_gdn(fields))
+    return replace(
+        read, output_gate=True, zero_centred=True, rotary_percent=read_rotary_percent(fields), gdn=read_gdn(fields)
+    )
 
 
 def moe_dims(fields: Fields) -> Dims:
