@@ -161,7 +161,9 @@ def _describe_hf(model: Model, folder: HfFolder) -> None:
     model.chosen |= _detected_variants(model, HF, folder.tensors)
     model.mtp = _count_mtp(model, set(folder.tensors), folder.report)
     model.table = model.table_with(model.mtp)
-    model.scales = read_scales(folder, model.config, hf_shapes(model.table))
+    model.scales = read_scales(
+        folder, model.config, hf_shapes(model.table), lambda name: model.family.scale_parts(model.dims, name)
+    )
     what = f"{model.family.name} with {model.mtp} MTP layers"
     accounted = scale_names(folder, model.scales)
     model.towers = check_hf(folder, model.table, what, accounted, model.family.other_towers)

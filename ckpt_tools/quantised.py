@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .engine.moves import Scale
@@ -14,6 +14,7 @@ from .stores.hf_folder import HfFolder
 
 FIELD = "quantization_config"
 SUFFIXES = ("_scale_inv", "_scale")  # of the weight's name: per block (DeepSeek), per output channel (GLM-4.5-FP8)
+FLOAT_FORMATS = ("float-quantized", "naive-quantized")  # compressed-tensors: float8 with a scale per channel or tensor
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
 
@@ -28,16 +29,22 @@ def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def read_scales(folder: HfFolder, config: Mapping[str, Any], expected: Mapping[str, Shape]) -> dict[str, Scale]:
+def read_scales(
+    folder: HfFolder, config: Mapping[str, Any], expected: Mapping[str, Shape], parts: Callable[[str], int]
+) -> dict[str, Scale]:
     """The scale of every float8 weight; findings go to the folder's report.
 
-    `weight_block_size` of the config gives the blocks; a scale of one column is per output channel.
+    `weight_block_size` of the config gives the blocks; a scale of one column is per output channel. `parts` tells into how
+    many tensor-parallel parts a tensor was cut before it was quantised, in case its grid starts anew in each.
     """
     scheme = quantisation(config)
     weights = [name for name in expected if name in folder.tensors and folder.tensors[name].dtype in FLOAT8]
     method = scheme.get("quant_method") if scheme else None
-    if scheme is not None and method not in ("fp8", "compressed-tensors"):
-        _unsupported(folder.report, str(folder.root), f"quant_method {method!r}")
+    form = scheme.get("format") if scheme else None
+    if scheme is not None and not (method == "fp8" or (method == "compressed-tensors" and form in FLOAT_FORMATS)):
+        _unsupported(
+            folder.report, str(folder.root), f"quant_method {method!r}" + (f", format {form!r}" if form else "")
+        )
         return {}
     found: dict[str, Scale] = {}
     for name in weights:
@@ -51,7 +58,7 @@ def read_scales(folder: HfFolder, config: Mapping[str, Any], expected: Mapping[s
                 actual="absent",
                 fix="fetch the checkpoint again; without its scale the weight has no value",
             )
-        elif scale := _scale(name, folder.tensors[name].shape, tensor, scheme or {}, folder.report, str(folder.root)):
+        elif scale := _scale(folder, name, tensor, scheme or {}, parts(name)):
             found[name] = scale
     return found
 
@@ -67,24 +74,31 @@ def _unsupported(report: Report, where: str, what: str) -> None:
     )
 
 
-def _scale(
-    name: str, shape: Shape, tensor: Tensor, scheme: Mapping[str, Any], report: Report, where: str
-) -> Scale | None:
+def _scale(folder: HfFolder, name: str, tensor: Tensor, scheme: Mapping[str, Any], parts: int) -> Scale | None:
+    shape = folder.tensors[name].shape
     rows, columns = shape if len(shape) == 2 else (0, 0)
     block = _block(scheme, tensor.shape, (rows, columns))
-    grid = (-(-rows // block[0]), -(-columns // block[1]))
-    if tensor.dtype not in SCALE_DTYPES or len(tensor.shape) != 2 or tensor.shape != grid:
-        report.error(
-            "scale-shape",
-            f"the scale of {name} does not fit its blocks",
-            where=where,
-            expected=f"{list(grid)} for {list(shape)} in blocks of {list(block)}",
-            actual=f"{tensor.dtype} {list(tensor.shape)}",
-            fix="the weight and its scale are of different releases, or weight_block_size in config.json is wrong",
-        )
-        return None
-    (chunk,) = tensor.chunks
-    return Scale(chunk.file, chunk.offset, tensor.dtype, tensor.shape[1], block, ((0, rows, 0),))
+    across = -(-columns // block[1])
+    candidates = [_bands(rows, block[0], count) for count in (parts, 1) if count > 0 and rows % count == 0]
+    grids = {(bands[-1][2], across): bands[:-1] for bands in candidates}
+    if tensor.dtype in SCALE_DTYPES and tensor.shape in grids:
+        (chunk,) = tensor.chunks
+        return Scale(chunk.file, chunk.offset, tensor.dtype, tensor.shape[1], block, grids[tensor.shape])
+    folder.report.error(
+        "scale-shape",
+        f"the scale of {name} does not fit its blocks",
+        where=str(folder.root),
+        expected=f"{[-(-rows // block[0]), across]} for {list(shape)} in blocks of {list(block)}",
+        actual=f"{tensor.dtype} {list(tensor.shape)}",
+        fix="the weight and its scale are of different releases, or weight_block_size in config.json is wrong",
+    )
+    return None
+
+
+def _bands(rows: int, block: int, parts: int) -> tuple[tuple[int, int, int], ...]:
+    """(first row, end row, first scale row) of every part, then an end mark whose last number is all scale rows."""
+    each, step = rows // parts, -(-(rows // parts) // block)
+    return (*((i * each, (i + 1) * each, i * step) for i in range(parts)), (rows, rows, parts * step))
 
 
 def _block(scheme: Mapping[str, Any], grid: Shape, shape: tuple[int, int]) -> tuple[int, int]:

@@ -9,14 +9,20 @@ from pathlib import Path
 from .stores.hf_folder import INDEX, open_folder, read_json
 from .stores.sidecars import MANIFEST
 
+BLOCK_SCALE = "_scale_inv"
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """`names` and `dtypes` are those of the tensors that were seen; `variants` were recorded by an earlier conversion."""
+    """`names` and `dtypes` are those of the tensors that were seen; `variants` were recorded by an earlier conversion.
+
+    `quantised` are the weights that had block scales.
+    """
 
     names: frozenset[str] = frozenset()
     dtypes: Mapping[str, str] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
+    quantised: frozenset[str] = frozenset()
 
 
 def reference_of(config_path: Path) -> Reference:
@@ -25,7 +31,10 @@ def reference_of(config_path: Path) -> Reference:
     if (folder / MANIFEST).is_file():
         manifest = read_json(folder / MANIFEST)
         names = frozenset(manifest.get("stored_duplicates", ()))
-        return Reference(names, dict(manifest.get("dtypes", {})), dict(manifest.get("variants", {})))
+        quantised = frozenset(manifest.get("quantised", ()))
+        return Reference(names, dict(manifest.get("dtypes", {})), dict(manifest.get("variants", {})), quantised)
     indexed = read_json(folder / INDEX).get("weight_map", {}) if (folder / INDEX).is_file() else {}
     tensors = open_folder(folder).tensors
-    return Reference(frozenset((*indexed, *tensors)), {name: tensor.dtype for name, tensor in tensors.items()})
+    names = frozenset((*indexed, *tensors))
+    quantised = frozenset(name for name in names if name + BLOCK_SCALE in names)
+    return Reference(names, {name: tensor.dtype for name, tensor in tensors.items()}, {}, quantised)

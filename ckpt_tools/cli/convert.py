@@ -106,6 +106,11 @@ def mtp_count(text: str) -> str | int:
     help="Cast floating tensors; by default every tensor keeps its own.",
 )
 @click.option(
+    "--quantize",
+    type=click.Choice(["fp8"]),
+    help="Write block-fp8 again where the original had it (torch-dist to Hugging Face).",
+)
+@click.option(
     "--make-vocab-size-divisible-by", type=click.IntRange(min=1), default=128, show_default=True, help="As in Megatron."
 )
 @click.option(
@@ -130,6 +135,7 @@ def command(
     gdn_layout: str | None,
     dsa_layout: str | None,
     mtp_halves: str | None,
+    quantize: str | None,
     **options: Any,
 ) -> int:
     """Convert SRC into the other format at DST.
@@ -142,6 +148,7 @@ def command(
         hf_config=resolve(hf_config, weights=False) if hf_config else None,
         dtype=DTYPE_NAMES[dtype] if dtype else None,
         variants={kind: name for kind, name in variants.items() if name},
+        quantize=bool(quantize),
         **options,
     )
     with out.progress("writing") as starting:

@@ -10,6 +10,7 @@ from .. import __version__
 from ..families.base import HF as HF_SIDE
 from ..families.edits import dtype_edits, edited_config, mtp_edits, quantisation_removals
 from ..model import HF_COPY, Model
+from ..reference import BLOCK_SCALE
 from ..report import Report, listed
 from ..stores.dtypes import BY_NAME
 from ..stores.hf_folder import CONFIG
@@ -53,7 +54,7 @@ def config_edits(model: Model, plan: Plan, options: Options, to_hf: bool) -> dic
         edits |= mtp_edits(model.config, plan.mtp, model.family.mtp_field)
     if options.dtype:
         edits |= dtype_edits(model.config, BY_NAME[options.dtype].torch)
-    if to_hf:
+    if to_hf and not options.quantize:
         edits |= quantisation_removals(model.config)
     return edits
 
@@ -66,4 +67,5 @@ def _manifest(model: Model, plan: Plan, duplicates: set[str]) -> dict[str, Any]:
         "stored_duplicates": sorted(duplicates),
         "variants": {v.kind: model.chosen[v.kind] for v in model.family.variants if v.side == HF_SIDE},
         "dtypes": plan.dtypes,
+        "quantised": sorted(name for name in model.scales if name + BLOCK_SCALE in model.store.tensors),
     }

@@ -17,8 +17,9 @@ DTYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 class Options:
     """Defaults are those of the command line. `dtype` is a safetensors name or None (keep every tensor's own).
 
-    `variants` choose among on-disk forms of the same tensors, such as {"norms": "separate", "gdn": "slime"}; `rest` says what
-    happens to tensors that are not the language model's, `duplicates` to stored copies that differ from their original.
+    `variants` choose among on-disk forms of the same tensors, such as {"norms": "separate", "gdn": "slime"}. `quantize`
+    writes block-fp8 again where the original had it. `rest` says what happens to tensors that are not the language model's,
+    `duplicates` to stored copies that differ from their original.
     """
 
     to: str | None = None
@@ -32,6 +33,7 @@ class Options:
     verify: bool = False
     overwrite: bool = False
     dry_run: bool = False
+    quantize: bool = False
     rest: str = REFUSE
     duplicates: str = REFUSE
     variants: dict[str, str] = field(default_factory=dict)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from ..engine.moves import Side, link
-from ..engine.program import Program
-from ..errors import UsageProblem
+from collections.abc import Iterable
+
+from ..engine.moves import Move, Side, link
+from ..engine.program import Program, Quantise
+from ..errors import CkptError, UsageProblem, error
 from ..mapping.arrangement import Shape
 from ..mapping.detect import LAYERS
 from ..mapping.rules import Bound, Slot, Table, stored_shape
 from ..model import Model, rows_of
+from ..quantised import quantisation
+from ..reference import BLOCK_SCALE
 from ..report import Report
 from ..stores import hf_folder
+from ..stores.base import Chunk, Image, Tensor
 from ..stores.torch_dist.reader import TorchDist, locate
 from .options import AUTO, PER_LAYER, STACKED, Options
 from .plan import Plan, natural_order, target_dtype
@@ -30,16 +35,23 @@ def plan_hf(model: Model, mtp: int, options: Options, duplicates: set[str]) -> P
         for slot, template, shape in zip(row.hf, row.rule.hf, row.rule.shapes, strict=True):
             dtype = _dtype(model, row, slot, options)
             tensors[slot.name] = (slot.name, dtype, stored_shape(template, row.rule.axes, shape, hf=True))
+    block = _block(model, options)
+    quantised = {name for name in tensors if block and name in model.reference.quantised}
+    for name in quantised:
+        tensors |= _float8(*tensors[name], block)
     rest = rest_of(model, options)
     if rest:
         tensors |= {name: (name, dtype, shape) for name, dtype, shape in entries(rest)}
     image = hf_folder.lay_out([tensors[name] for name in sorted(tensors, key=natural_order)], options.max_shard_size)
-    moves = list(link(rows, Side(image.tensors), Side(model.store.tensors), to_megatron=False))
+    virtual = _virtual(quantised, image)
+    linked = link(rows, Side({**image.tensors, **virtual}), Side(model.store.tensors), to_megatron=False)
+    moves, apart = _sorted_out(linked, len(image.files), len(virtual))
+    tasks = [_task(tensor, moves_of, image, block) for tensor, moves_of in zip(virtual.values(), apart, strict=True)]
     sources = list(model.store.files)
     if rest:
         moves += copies(rest, image, len(sources))
         sources += rest.files
-    program = Program(sources, image, moves)
+    program = Program(sources, image, moves, tasks)
     program.check(0)
     kind = STACKED if model.naming.stacked else PER_LAYER
     return Plan(program, table, mtp, kind, model.stored_vocab, {})
@@ -61,6 +73,56 @@ def _check_asked(model: Model, options: Options) -> None:
                 fix="leave the option out to read what is there",
             )
     report.raise_errors(UsageProblem)
+
+
+def _block(model: Model, options: Options) -> tuple[int, int]:
+    """Rows and columns of a block to quantise in; (0, 0) if nothing is to be quantised."""
+    if not options.quantize:
+        return (0, 0)
+    scheme = quantisation(model.config) or {}
+    block = scheme.get("weight_block_size")
+    if not model.reference.quantised or not isinstance(block, list) or len(block) != 2:
+        raise error(
+            CkptError,
+            "quantise-like-what",
+            "--quantize fp8 repeats the original's block quantisation, and the original has none",
+            where=str(model.config_path),
+            expected="weight_block_size in quantization_config, and weights with *_scale_inv in the original's headers",
+            actual=f"weight_block_size {block}, {len(model.reference.quantised)} scaled weights",
+            fix="name the fp8 release's folder with --hf-config, or leave --quantize out",
+        )
+    return (int(block[0]), int(block[1]))
+
+
+def _float8(name: str, _: str, shape: Shape, block: tuple[int, int]) -> dict[str, tuple[str, str, Shape]]:
+    """The two tensors that a quantised matrix is stored as."""
+    grid = (-(-shape[0] // block[0]), -(-shape[1] // block[1]))
+    scale = name + BLOCK_SCALE
+    return {name: (name, "F8_E4M3", shape), scale: (scale, "F32", grid)}
+
+
+def _virtual(quantised: set[str], image: Image) -> dict[str, Tensor]:
+    """bfloat16 stand-ins for matrices that are quantised on the way, each a file of its own after the real ones."""
+    first = len(image.files)
+    return {
+        name: Tensor(name, "BF16", shape, (Chunk(first + i, 0, (0,) * len(shape), shape),))
+        for i, name in enumerate(sorted(quantised))
+        for shape in (image.tensors[name].shape,)
+    }
+
+
+def _sorted_out(moves: Iterable[Move], files: int, virtual: int) -> tuple[list[Move], list[list[Move]]]:
+    """Moves into real files, and those into each stand-in."""
+    real: list[Move] = []
+    apart: list[list[Move]] = [[] for _ in range(virtual)]
+    for move in moves:
+        (real if move.target_file < files else apart[move.target_file - files]).append(move)
+    return real, apart
+
+
+def _task(tensor: Tensor, moves: list[Move], image: Image, block: tuple[int, int]) -> Quantise:
+    weight, scale = (image.tensors[name].chunks[0] for name in (tensor.name, tensor.name + BLOCK_SCALE))
+    return Quantise(tensor, moves, weight, scale, block)
 
 
 def _dtype(model: Model, row: Bound, slot: Slot, options: Options) -> str:

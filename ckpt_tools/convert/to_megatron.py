@@ -77,7 +77,8 @@ def _check_tp(model: Model, options: Options) -> None:
 def _stacked(table: Table, model: Model, options: Options) -> bool:
     """As Megatron itself would ask: stacked where all layers are of one kind and no list argument describes them."""
     layers = range(model.dims.num_hidden_layers)
-    uniform = all(axis.megatron == layers for rule in table.rules for axis in rule.axes if axis.name == "layer")
+    kinds = [axis.megatron for rule in table.rules for axis in rule.axes if axis.name == "layer"]
+    uniform = all(kind == layers for kind in kinds if len(kind))
     if options.layout == STACKED and not uniform:
         raise error(
             UsageProblem,

@@ -17,8 +17,8 @@ def cast_bytes(data: memoryview, cast: Cast) -> bytes:
     """`data` in the target dtype, rounded to nearest even; raises CkptError if a finite value becomes infinite."""
     import torch
 
-    values = torch.frombuffer(data, dtype=_torch_dtype(cast.source))
-    return _bytes_of(_converted(values, cast))
+    values = torch.frombuffer(data, dtype=torch_dtype(cast.source))
+    return bytes_of(_converted(values, cast))
 
 
 def transformed(move: Move, raw: memoryview, sources: Handles) -> bytes:
@@ -29,11 +29,11 @@ def transformed(move: Move, raw: memoryview, sources: Handles) -> bytes:
     rows = data.as_strided((move.rows, move.width), (move.source_stride, 1)).contiguous()
     assert move.cast is not None
     if isinstance(move.cast, Cast):
-        return _bytes_of(_converted(rows.view(_torch_dtype(move.cast.source)), move.cast))
-    return _bytes_of(_dequantised(rows, move.cast, sources))
+        return bytes_of(_converted(rows.view(torch_dtype(move.cast.source)), move.cast))
+    return bytes_of(_dequantised(rows, move.cast, sources))
 
 
-def _torch_dtype(name: str) -> torch.dtype:
+def torch_dtype(name: str) -> torch.dtype:
     import torch
 
     dtype = getattr(torch, BY_NAME[name].torch)
@@ -41,7 +41,7 @@ def _torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _bytes_of(values: torch.Tensor) -> bytes:
+def bytes_of(values: torch.Tensor) -> bytes:
     import torch
 
     made: bytes = values.contiguous().view(torch.uint8).numpy().tobytes()
@@ -52,7 +52,7 @@ def _converted(values: torch.Tensor, cast: Cast) -> torch.Tensor:
     """Shifts are done in float32 (float64 for float64), so that bfloat16 is rounded once."""
     import torch
 
-    target = _torch_dtype(cast.target)
+    target = torch_dtype(cast.target)
     exact = values
     if cast.shift:
         exact = (values if values.dtype == torch.float64 else values.float()) + cast.shift
@@ -74,7 +74,7 @@ def _dequantised(values: torch.Tensor, cast: Dequant, sources: Handles) -> torch
     import torch
 
     count, columns = values.shape
-    target, scale = _torch_dtype(cast.target), cast.scale
+    target, scale = torch_dtype(cast.target), cast.scale
     halves, exponent = _as_halves(values, cast.source)
     made = torch.empty(count, columns, dtype=target)
     for first, stop, factors in _scale_rows(scale, cast.row, cast.row + count, sources):
@@ -116,7 +116,7 @@ def _scale_rows(scale: Scale, begin: int, end: int, sources: Handles) -> list[tu
         for index in range((low - first) // scale.block[0], -(-(high - first) // scale.block[0]) if low < high else 0):
             view = memoryview(bytearray(size))
             read_exactly(sources, scale.file, view, scale.offset + (number + index) * size)
-            factors = torch.frombuffer(view, dtype=_torch_dtype(scale.dtype)).float()
+            factors = torch.frombuffer(view, dtype=torch_dtype(scale.dtype)).float()
             start = first + index * scale.block[0]
             found.append((max(low, start), min(high, start + scale.block[0]), factors))
     return found

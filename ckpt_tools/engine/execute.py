@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from .cast import transformed
 from .files import Handles, copy_range, read_exactly, write_exactly
-from .moves import Dequant, Move, some_rows
-from .program import GATHER, SMALL, Gather, Program, Task
+from .moves import Move
+from .program import GATHER, SMALL, Gather, Program, Quantise, Task
+from .quantise import quantised
+from .tiling import tiles
 
 BUFFER = GATHER + SMALL
 TRANSFORM = 1 << 20  # source bytes of a transformed tile: its float32 copies are several times larger
@@ -39,6 +41,8 @@ class _Worker:
     def run(self, task: Task) -> int:
         if isinstance(task, Gather):
             self._gather(task)
+        elif isinstance(task, Quantise):
+            self._quantise(task)
         elif task.rows == 1 and task.cast is None:
             target = self.targets[task.target_file]
             copy_range(self.sources, task.source_file, task.source, target, task.target, task.width, self.buffer)
@@ -56,6 +60,12 @@ class _Worker:
                 run[:] = piece.data
             position += piece.length
         write_exactly(self.targets[task.file], view, task.offset)
+
+    def _quantise(self, task: Quantise) -> None:
+        weight, scale = self.targets[task.weight.file], self.targets[task.scale.file]
+        for band in quantised(task, self.sources):
+            write_exactly(weight, memoryview(band.values), task.weight.offset + band.value_offset)
+            write_exactly(scale, memoryview(band.scales), task.scale.offset + band.scale_offset)
 
     def _tiled(self, move: Move) -> None:
         """Strided or casting moves in tiles of rows; a row wider than the buffer in tiles of columns."""
@@ -76,35 +86,6 @@ class _Worker:
     def close(self) -> None:
         self.sources.close()
         self.targets.close()
-
-
-def tiles(move: Move, limit: int) -> Iterator[Move]:
-    """The move cut so that the source span of a tile fits `limit` bytes; contiguous rows are merged into one run."""
-    contiguous = move.source_stride == move.width and move.target_stride == move.target_width
-    if move.rows > 1 and contiguous and not isinstance(move.cast, Dequant):
-        width, wide = move.width * move.rows, move.target_width * move.rows
-        move = move._replace(width=width, target_width=wide, source_stride=width, target_stride=wide, rows=1)
-    if move.rows == 1:
-        step = limit // 64 * 64
-        for start in range(0, move.width, step):
-            yield _columns(move, start, min(step, move.width - start))
-        return
-    if move.width > limit:
-        for row in range(move.rows):
-            yield from tiles(some_rows(move, row, 1), limit)
-        return
-    step = max(1, (limit - move.width) // move.source_stride + 1)
-    for row in range(0, move.rows, step):
-        yield some_rows(move, row, min(step, move.rows - row))
-
-
-def _columns(move: Move, start: int, width: int) -> Move:
-    """`width` source bytes from byte `start` of a move of one row."""
-    cast = move.cast._replace(column=move.cast.column + start) if isinstance(move.cast, Dequant) else move.cast
-    shift, wide = (n * move.target_width // move.width for n in (start, width))
-    return move._replace(
-        source=move.source + start, target=move.target + shift, width=width, target_width=wide, cast=cast
-    )
 
 
 def execute(program: Program, root: Path, progress: Progress | None = None) -> Timing:

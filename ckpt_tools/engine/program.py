@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import CkptError, error
-from ..stores.base import Image, Literal
+from ..stores.base import Chunk, Image, Literal, Tensor
 from .moves import Move, some_rows
 
 SMALL = 64 << 10  # below this, one buffered write for many pieces beats a system call each
@@ -34,7 +35,21 @@ class Gather(NamedTuple):
     nbytes: int
 
 
-Task = Move | Gather
+class Quantise(NamedTuple):
+    """A matrix to write as float8 values and block scales; `moves` build its bfloat16 bytes from offset 0."""
+
+    tensor: Tensor
+    moves: list[Move]
+    weight: Chunk
+    scale: Chunk
+    block: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.weight.shape) + 4 * prod(self.scale.shape)
+
+
+Task = Move | Gather | Quantise
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +59,7 @@ class Program:
     sources: list[Path]
     image: Image
     moves: list[Move]
+    quantise: list[Quantise] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
@@ -51,12 +67,12 @@ class Program:
 
     @property
     def casts(self) -> bool:
-        return any(move.cast for move in self.moves)
+        return bool(self.quantise) or any(move.cast for move in self.moves)
 
     def check(self, zero_bytes: int) -> None:
         """Raise CkptError unless the moves cover every tensor byte except `zero_bytes` of padding, none twice."""
         wanted = sum(tensor.nbytes for tensor in self.image.tensors.values()) - zero_bytes
-        moved = sum(move.nbytes for move in self.moves)
+        moved = sum(move.nbytes for move in self.moves) + sum(task.nbytes for task in self.quantise)
         ends: dict[int, int] = {}
         overlap = ""
         for move in sorted((move for move in self.moves if move.rows == 1), key=lambda m: (m.target_file, m.target)):
@@ -78,6 +94,7 @@ class Program:
         """Tasks in destination order: big contiguous pieces, gathered small ones, strided or casting moves."""
         items: list[Move | Literal] = [*self.moves, *_split(self.image.literals)]
         items.sort(key=lambda item: item[3:5] if isinstance(item, Move) else item[:2])
+        yield from self.quantise
         yield from _gathered(items)
 
 

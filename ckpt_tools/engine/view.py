@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ..stores.base import Tensor
 from .cast import transformed
-from .execute import tiles
 from .files import Handles, read_exactly
 from .moves import Move, some_rows
+from .tiling import tiles
 
 TILE = 8 << 20
 

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from ..errors import CkptError, error
-from . import deepseek_v3, glm4, glm4_moe, llama, mimo, qwen2, qwen3, qwen3_moe, qwen3_next
+from . import (
+    deepseek_v3,
+    ernie4_5_moe,
+    glm4,
+    glm4_moe,
+    llama,
+    mimo,
+    mimo_v2,
+    minimax_m2,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    qwen3_next,
+)
 from .base import Family
 from .config import Fields
 
@@ -23,6 +36,9 @@ FAMILIES: tuple[Family, ...] = (
     deepseek_v3.LITE,
     deepseek_v3.GLM5,
     mimo.FAMILY,
+    mimo_v2.FAMILY,
+    minimax_m2.FAMILY,
+    ernie4_5_moe.FAMILY,
 )
 
 

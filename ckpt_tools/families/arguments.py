@@ -100,7 +100,7 @@ def _attention(d: Dims) -> list[Argument]:
 
 
 def _norms(d: Dims) -> list[Argument]:
-    found = [_on("qk_layernorm", "--qk-layernorm")] if d.qk_norm or d.mla else []
+    found = [_on("qk_layernorm", "--qk-layernorm")] if d.qk_norm or d.wide_qk_norm or d.mla else []
     if d.zero_centred:
         found.append(_on("apply_layernorm_1p", "--apply-layernorm-1p"))
     if d.sandwich_norms:
@@ -167,7 +167,7 @@ def _moe(d: Dims, m: Moe) -> list[Argument]:
             _on("moe_router_pre_softmax", "--moe-router-pre-softmax"),
             _on("moe_router_enable_expert_bias", "--moe-router-enable-expert-bias"),
             _set("moe_router_bias_update_rate", 0),
-            _set("moe_router_load_balancing_type", "seq_aux_loss"),
+            _set("moe_router_load_balancing_type", m.balancing),
         ]
     if m.score == "softmax":
         found.append(_set("moe_token_drop_policy", "probs"))

@@ -34,6 +34,11 @@ Variants = Mapping[str, str]
 NONE: Variants = {}
 
 
+def _whole(_: Dims, __: str) -> int:
+    """Tensors are quantised as they are stored."""
+    return 1
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """`dims` reads a config and gathers its problems; `table(dims, mtp, padded_vocab, chosen)` enumerates every tensor.
@@ -42,6 +47,7 @@ class Family:
     SGLang loads the MTP head with. `undeclared_mtp` families have MTP layers that no config field counts: the keys decide.
     `mtp_limit` is the most layers that the family's names can tell apart. `other_towers` are leading name segments of what
     is not the language model (vision, audio). `slime_spec` is slime's layer plugin, where it needs one.
+    `scale_parts(dims, name)`: parts of a quantised tensor whose scale grids may start anew.
     """
 
     name: str
@@ -56,6 +62,7 @@ class Family:
     mtp_limit: int = 16
     other_towers: tuple[tuple[str, ...], ...] = ()
     slime_spec: tuple[str, str] | None = None
+    scale_parts: Callable[[Dims, str], int] = _whole
 
     def defaults(self) -> dict[str, str]:
         return {variant.kind: variant.options[0] for variant in self.variants}

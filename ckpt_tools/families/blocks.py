@@ -93,9 +93,22 @@ def attention(d: Dims, at: Place) -> tuple[Rule, ...]:
     if d.linear_bias:
         rules.append(plain(at, "self_attention.linear_proj.bias", "self_attn.o_proj.bias", h))
     if d.qk_norm:
-        rules.append(plain(at, "self_attention.q_layernorm.weight", "self_attn.q_norm.weight", d.head_dim))
-        rules.append(plain(at, "self_attention.k_layernorm.weight", "self_attn.k_norm.weight", d.head_dim))
+        rules += qk_norms(at, d.head_dim, d.head_dim)
     return tuple(rules)
+
+
+def qk_norms(at: Place, q: int, k: int) -> list[Rule]:
+    """Norms of q and k, per head or over their full width; slime's MiniMax plugin names them as Hugging Face does."""
+    return [plain(at, _QK_NORMS[name], f"self_attn.{name}_norm.weight", width) for name, width in (("q", q), ("k", k))]
+
+
+_QK_NORMS = {
+    name: (
+        Spelling(f"self_attention.{name}_layernorm.weight", (("qk_norms", "mcore"),)),
+        Spelling(f"self_attention.{name}_norm.weight", (("qk_norms", "slime"),)),
+    )
+    for name in ("q", "k")
+}
 
 
 def dense_mlp(d: Dims, at: Place) -> tuple[Rule, ...]:

@@ -42,6 +42,7 @@ class Moe:
     groups: int = 1
     top_groups: int = 1
     norm_topk: bool = True
+    balancing: str = "seq_aux_loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,25 @@ class Gdn:
 
 
 @dataclass(frozen=True, slots=True)
+class Hybrid:
+    """Sliding-window layers with heads of their own (MiMo-V2); `full_*` are fields of the other layers that Dims lacks."""
+
+    layers: tuple[int, ...]
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    v_head_dim: int
+    full_v_head_dim: int
+    sinks: bool
+    full_sinks: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Dims:
     """A decoder-only model; names as in Hugging Face configs. `linear_bias`: biases on every projection.
 
     `output_gate`: q_proj holds a gate beside every query head. `sandwich_norms`: norms after attention and MLP as well.
+    `wide_qk_norm`: norms over the full width of q and k.
     `zero_centred`: norms store w of (1 + w). `rotary_percent`: the rotated share of a head.
     """
 
@@ -104,6 +120,7 @@ class Dims:
     qkv_bias: bool = False
     linear_bias: bool = False
     qk_norm: bool = False
+    wide_qk_norm: bool = False
     output_gate: bool = False
     sandwich_norms: bool = False
     zero_centred: bool = False
@@ -112,6 +129,7 @@ class Dims:
     moe: Moe | None = None
     mla: Mla | None = None
     gdn: Gdn | None = None
+    hybrid: Hybrid | None = None
 
     @property
     def uniform(self) -> bool:

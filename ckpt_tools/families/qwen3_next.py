@@ -78,7 +78,7 @@ def _table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants, interleaved: 
     linear = blocks.decoder_place(d, layer, d.gdn.layers)
     full = blocks.decoder_place(d, layer, blocks.other_layers(d, d.gdn.layers))
     head = blocks.mtp_place("mtp.layers.{mtp}.", mtp)
-    once = Place("", (), (Axis("mtp", range(min(mtp, 1)), silent=True),))
+    once = Place("", (), (Axis("mtp", range(min(mtp, 1)), silent=HF),))
     frame = blocks.mtp_frame(d, once, MTP_NAMES, swapped=chosen.get("mtp_halves") == "swapped")
     layout = chosen["gdn"]
     return Table(

@@ -20,13 +20,14 @@ Values = range | tuple[int, ...]
 class Axis:
     """One index of a name: its values on the Megatron side and, where they differ, on the Hugging Face side.
 
-    `silent`: Hugging Face names neither spell it nor stack it (Qwen's `mtp.fc`, which allows one MTP layer).
+    On the `silent` side ("hf" or "megatron") names neither spell it nor stack it: Qwen's `mtp.fc`, which allows one MTP
+    layer; the leading 1 of ERNIE's router bias.
     """
 
     name: str
     megatron: Values
     hf: Values | None = None
-    silent: bool = False
+    silent: str = ""
 
     @property
     def first(self) -> Axis:
@@ -183,7 +184,11 @@ def without(template: str, axis: str) -> str:
 
 
 def spelled(template: str, axis: Axis, hf: bool) -> bool:
-    return (hf and axis.silent) or f"{{{axis.name}}}" in template.split(".")
+    return axis.silent == side(hf) or f"{{{axis.name}}}" in template.split(".")
+
+
+def side(hf: bool) -> str:
+    return "hf" if hf else "megatron"
 
 
 def stacked_axes(template: str, axes: tuple[Axis, ...], hf: bool) -> tuple[Axis, ...]:
@@ -209,7 +214,7 @@ def _slots(template: str, axes: tuple[Axis, ...], hf: bool) -> list[Slot]:
         if token:
             partial = [(f"{name}{before}{value}", place) for name, place in partial for value in values]
             rest = after
-        elif hf and axis.silent:
+        elif axis.silent == side(hf):
             partial = [(name, place) for name, place in partial for _ in values]
         else:
             partial = [(name, (*place, i)) for name, place in partial for i in range(len(values))]
