@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ class Folded:
 class Inspection:
     """`format` is "hf" or "torch-dist"; `family` is "" where no table knows the model.
 
-    `tied_from` is the level of config.json that states whether embedding and head are tied.
+    `tied_from` is the level of config.json that states whether embedding and head are tied. `identity` are the hashes
+    that say whether two checkpoints are the same model.
     """
 
     path: str
@@ -54,10 +55,18 @@ class Inspection:
     padded_vocab_size: int | None = None
     training_state: int = 0
     checked: bool = False
+    identity: dict[str, str] = field(default_factory=dict)
 
 
-def inspect_checkpoint(path: Path, hf_config: Path | None = None, check: bool = False) -> Outcome[Inspection]:
+Identify = Callable[[Model, bool], Mapping[str, str]]
+
+
+def inspect_checkpoint(
+    path: Path, hf_config: Path | None = None, check: bool = False, identify: Identify | None = None
+) -> Outcome[Inspection]:
     """Look at headers and metadata; with `check` also at every chunk's header and at tensors stored twice.
+
+    `identify` makes the hashes of a model by name, those of its weights (which read tensor bytes) only if told so.
 
     A checkpoint that is broken or unknown is still described; only a path that is no checkpoint raises (NotFound).
     """
@@ -71,6 +80,11 @@ def inspect_checkpoint(path: Path, hf_config: Path | None = None, check: bool = 
     _identify(found, model)
     if check and not store.report.errors:
         _check_deep(model)
+    if identify is not None:
+        try:
+            found.identity = dict(identify(model, check and not store.report.errors))
+        except CkptError as problem:
+            store.report.findings += problem.findings
     return Outcome(found, store.report.findings)
 
 

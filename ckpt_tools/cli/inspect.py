@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ..drafts.identity import identity_hashes
 from ..errors import ExitCode
 from ..inspection import Inspection, inspect_checkpoint
 from ..refs import resolve
@@ -15,7 +16,11 @@ from .output import Output, human_bytes
 @click.command("inspect")
 @click.argument("ref")
 @hf_config
-@click.option("--check", is_flag=True, help="Also read every chunk's header and compare tensors that are stored twice.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Also read every chunk's header, compare tensors that are stored twice, and sample the weights for their hash.",
+)
 @click.option("--write-index", is_flag=True, help="First write model.safetensors.index.json again, from the headers.")
 @talking("inspect")
 def command(out: Output, ref: str, hf_config: str | None, check: bool, write_index: bool) -> int:
@@ -24,7 +29,8 @@ def command(out: Output, ref: str, hf_config: str | None, check: bool, write_ind
     if write_index:
         entries = index_from_headers(path)
         out.hint(f"{INDEX} written from the headers: {entries} tensors")
-    outcome = inspect_checkpoint(path, resolve(hf_config, weights=False) if hf_config else None, check)
+    config = resolve(hf_config, weights=False) if hf_config else None
+    outcome = inspect_checkpoint(path, config, check, identity_hashes)
     code = ExitCode.OK if outcome.sound else ExitCode.FAILED
     return out.finish(outcome.result, outcome.findings, lambda: _show(out, outcome.result), code)
 
@@ -48,6 +54,7 @@ def _show(out: Output, found: Inspection) -> None:
     if found.padded_vocab_size:
         rows.append(("padded vocab", str(found.padded_vocab_size)))
     rows += [(kind, value) for kind, value in found.variants.items()]
+    rows += [(f"{kind} hash", value) for kind, value in found.identity.items()]
     if found.training_state:
         rows.append(("training state", f"{found.training_state} entries, not part of the model"))
     dtypes = ", ".join(f"{dtype} {human_bytes(nbytes)}" for dtype, nbytes in found.dtypes.items())
