@@ -7,14 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .engine.cast import cast_bytes
+from .engine.codecs import DecodedView, Stored, stored_matrix
+from .engine.files import Handles
 from .engine.moves import Cast, Located, Move, Scale, Side, box_moves, link
 from .engine.view import View, handles_for
-from .mapping.rules import stored_shape
+from .mapping.rules import Bound, decoded_rows, stored_shape
 from .model import Model, rows_of
 from .quantised import logical_dtype
 from .stores.base import Chunk, Tensor
 from .stores.dtypes import BY_NAME, FLOATS
 from .stores.torch_dist.reader import TorchDist, locate
+
+EXACT = "F32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,40 +55,53 @@ class Comparison:
 
 
 class Logical:
-    """The Hugging Face tensors of a model as views, whatever the format underneath."""
+    """The Hugging Face tensors of a model as views, whatever the format underneath.
 
-    def __init__(self, model: Model, mtp: int | None = None) -> None:
+    `exact`: quantised weights in float32, as products before they are rounded, instead of in bfloat16.
+    """
+
+    def __init__(self, model: Model, mtp: int | None = None, exact: bool = False) -> None:
         table = model.table_with(model.mtp if mtp is None else mtp, model.stored_vocab)
         rows = rows_of(model, table)
         store = model.store
         if isinstance(store, TorchDist):
             locate(store, {slot.name for row in rows for slot in row.wholes})
-            self.tensors, moves = _from_megatron(model, rows)
+            self.tensors, moves = _from_megatron(model, decoded_rows(rows))
         else:
-            names = {slot.name for row in rows for slot in row.hf}
-            self.tensors = {name: _dequantised(store.tensors[name], model) for name in names}
-            moves = {name: _own(store.tensors[name], model.scales.get(name)) for name in names}
+            names = {slot.name for row in rows if row.rule.codec is None for slot in row.hf}
+            dtypes = {name: logical_dtype(store.tensors[name], model.scales) for name in names}
+            dtypes |= {name: EXACT for name in names if exact and name in model.scales}
+            self.tensors = {name: store.tensors[name]._replace(dtype=dtypes[name]) for name in names}
+            moves = {name: _own(store.tensors[name], dtypes[name], model.scales.get(name)) for name in names}
         self.moves: dict[str, list[Move]] = moves
         self.mtp_names = {
             slot.name for row in rows if any(axis.name == "mtp" for axis in row.rule.axes) for slot in row.hf
         }
         self.handles = handles_for(store.files)
+        self.decoded = {} if isinstance(store, TorchDist) else _decoded_views(rows, store.tensors, self.handles)
+        self.tensors |= {name: view.tensor for name, view in self.decoded.items()}
 
     def view(self, name: str) -> View:
-        return View(self.tensors[name], self.moves[name], self.handles)
+        return self.decoded.get(name) or View(self.tensors[name], self.moves[name], self.handles)
 
     def close(self) -> None:
         self.handles.close()
 
 
-def _dequantised(tensor: Tensor, model: Model) -> Tensor:
-    return tensor._replace(dtype=logical_dtype(tensor, model.scales))
+def _decoded_views(rows: list[Bound], tensors: dict[str, Tensor], handles: Handles) -> dict[str, View]:
+    """Views of encoded parts under their plain names."""
+    coded = [row for row in rows if row.rule.codec is not None]
+    matrices: dict[str, list[Stored]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for row, plain in zip(coded, decoded_rows(coded), strict=True):
+        matrices.setdefault(plain.hf[0].name, []).append(stored_matrix(row, tensors))
+        shapes[plain.hf[0].name] = row.rule.shapes[0]
+    return {name: DecodedView(name, found, shapes[name], handles) for name, found in matrices.items()}
 
 
-def _own(tensor: Tensor, scale: Scale | None = None) -> list[Move]:
-    """A stored tensor as moves to offset 0 of itself, dequantised if it has scales."""
+def _own(tensor: Tensor, dtype: str, scale: Scale | None = None) -> list[Move]:
+    """A stored tensor as moves to offset 0 of itself in `dtype`, dequantised if it has scales."""
     origin = (0,) * len(tensor.shape)
-    dtype = "BF16" if scale else tensor.dtype
     here = Located(list(tensor.chunks), tensor.dtype, scale)
     there = Located([Chunk(0, 0, origin, tensor.shape)], dtype)
     return list(box_moves((here, origin), (there, origin), tensor.shape))
@@ -195,7 +212,7 @@ def duplicate_difference(model: Model, name: str, original: str) -> float | None
     """How a stored duplicate (a tied model's lm_head) differs from its original; None if it does not."""
     tensors, handles = model.store.tensors, handles_for(model.store.files)
     try:
-        a, b = (View(tensors[key], _own(tensors[key]), handles) for key in (name, original))
+        a, b = (View(tensors[key], _own(tensors[key], tensors[key].dtype), handles) for key in (name, original))
         return max_difference(a, b)
     finally:
         handles.close()

@@ -162,10 +162,14 @@ def _describe_hf(model: Model, folder: HfFolder) -> None:
     model.mtp = _count_mtp(model, set(folder.tensors), folder.report)
     model.table = model.table_with(model.mtp)
     model.scales = read_scales(
-        folder, model.config, hf_shapes(model.table), lambda name: model.family.scale_parts(model.dims, name)
+        folder,
+        model.config,
+        hf_shapes(model.table),
+        lambda name: model.family.scale_parts(model.dims, name),
+        model.family.own_quantisation,
     )
     what = f"{model.family.name} with {model.mtp} MTP layers"
-    accounted = scale_names(folder, model.scales)
+    accounted = scale_names(folder)
     model.towers = check_hf(folder, model.table, what, accounted, model.family.other_towers)
 
 
@@ -173,7 +177,7 @@ def _describe_torch_dist(model: Model, store: TorchDist) -> None:
     keys = store.model_keys
     model.reference = reference_of(model.config_path)
     model.chosen |= dict(model.reference.variants) | _detected_variants(model, HF, model.reference.names)
-    model.chosen |= _detected_variants(model, MEGATRON, keys)
+    model.chosen |= _detected_variants(model, MEGATRON, keys) | dict(model.family.exports)
     _check_vocabulary(model, store)
     model.mtp = _count_mtp(model, keys, store.report)
     model.table = model.table_with(model.mtp, model.stored_vocab)

@@ -30,17 +30,24 @@ def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def read_scales(
-    folder: HfFolder, config: Mapping[str, Any], expected: Mapping[str, Shape], parts: Callable[[str], int]
+    folder: HfFolder,
+    config: Mapping[str, Any],
+    expected: Mapping[str, Shape],
+    parts: Callable[[str], int],
+    own: str = "",
 ) -> dict[str, Scale]:
     """The scale of every float8 weight; findings go to the folder's report.
 
     `weight_block_size` of the config gives the blocks; a scale of one column is per output channel. `parts` tells into how
-    many tensor-parallel parts a tensor was cut before it was quantised, in case its grid starts anew in each.
+    many tensor-parallel parts a tensor was cut before it was quantised, in case its grid starts anew in each. `own` is a
+    quant_method that the family's table reads itself.
     """
     scheme = quantisation(config)
     weights = [name for name in expected if name in folder.tensors and folder.tensors[name].dtype in FLOAT8]
     method = scheme.get("quant_method") if scheme else None
     form = scheme.get("format") if scheme else None
+    if scheme is not None and own and method == own:
+        return {}
     if scheme is not None and not (method == "fp8" or (method == "compressed-tensors" and form in FLOAT_FORMATS)):
         _unsupported(
             folder.report, str(folder.root), f"quant_method {method!r}" + (f", format {form!r}" if form else "")
@@ -111,8 +118,9 @@ def _block(scheme: Mapping[str, Any], grid: Shape, shape: tuple[int, int]) -> tu
     return (max(1, shape[0]), max(1, shape[1]))
 
 
-def scale_names(folder: HfFolder, weights: Mapping[str, Scale]) -> set[str]:
-    """The names of the scales that belong to `weights`."""
+def scale_names(folder: HfFolder) -> set[str]:
+    """The names of the scales that belong to float8 weights, sound or not."""
+    weights = [name for name, tensor in folder.tensors.items() if tensor.dtype in FLOAT8]
     return {name + suffix for name in weights for suffix in SUFFIXES if name + suffix in folder.tensors}
 
 

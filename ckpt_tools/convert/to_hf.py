@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..engine.codecs import encode_tasks
 from ..engine.moves import Move, Side, link
 from ..engine.program import Program, Quantise
 from ..errors import CkptError, UsageProblem, error
@@ -32,11 +33,11 @@ def plan_hf(model: Model, mtp: int, options: Options, duplicates: set[str]) -> P
     rows += _repeated(rows, table, duplicates)
     tensors: dict[str, tuple[str, str, Shape]] = {}
     for row in rows:
-        for slot, template, shape in zip(row.hf, row.rule.hf, row.rule.shapes, strict=True):
+        for slot, template, shape in zip(row.hf, *zip(*row.rule.hf_stored, strict=True), strict=True):
             dtype = _dtype(model, row, slot, options)
             tensors[slot.name] = (slot.name, dtype, stored_shape(template, row.rule.axes, shape, hf=True))
     block = _block(model, options)
-    quantised = {name for name in tensors if block and name in model.reference.quantised}
+    quantised = {name for name in tensors if name in model.reference.quantised} if options.quantize else set()
     for name in quantised:
         tensors |= _float8(*tensors[name], block)
     rest = rest_of(model, options)
@@ -51,7 +52,8 @@ def plan_hf(model: Model, mtp: int, options: Options, duplicates: set[str]) -> P
     if rest:
         moves += copies(rest, image, len(sources))
         sources += rest.files
-    program = Program(sources, image, moves, tasks)
+    coded = encode_tasks(rows, image, Side(model.store.tensors))
+    program = Program(sources, image, moves, [*tasks, *coded])
     program.check(0)
     kind = STACKED if model.naming.stacked else PER_LAYER
     return Plan(program, table, mtp, kind, model.stored_vocab, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..checks import alias_names
+from ..engine.codecs import MXFP4, decode_tasks
 from ..engine.moves import Side, link
 from ..engine.program import Program
 from ..errors import UsageProblem, error
@@ -44,7 +45,8 @@ def plan_megatron(model: Model, mtp: int, options: Options) -> Plan:
         carried = carried_image(rest)
         image = merged(image, carried)
         moves += copies(rest, image, 0)
-    program = Program(model.store.files, image, moves)
+    apart = list(decode_tasks(rows, model.store.tensors, megatron))
+    program = Program(model.store.files, image, moves, [*apart])
     program.check(_padding_bytes(rows, dtypes))
     return Plan(program, table, mtp, STACKED if naming.stacked else PER_LAYER, padded, _hidden_dtypes(rows, model))
 
@@ -97,6 +99,8 @@ def _whole_dtypes(rows: Iterable[Bound], model: Model, options: Options) -> dict
     for row in rows:
         for slot in row.hf:
             own = logical_dtype(model.store.tensors[slot.name], model.scales)
+            if row.rule.codec and row.rule.codec.kind == MXFP4:
+                own = "BF16"
             dtype = EXACT_SHIFT if row.rule.shift else target_dtype(row.rule, own, options.dtype)
             seen.setdefault(row.megatron.name, {}).setdefault(dtype, slot.name)
     report = Report()

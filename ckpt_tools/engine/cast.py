@@ -57,16 +57,22 @@ def _converted(values: torch.Tensor, cast: Cast) -> torch.Tensor:
     if cast.shift:
         exact = (values if values.dtype == torch.float64 else values.float()) + cast.shift
     made = exact.to(target)
+    _check_fits(values, made, cast)
+    return made
+
+
+def _check_fits(values: torch.Tensor, made: torch.Tensor, cast: Cast | Dequant) -> None:
+    import torch
+
     if not torch.equal(torch.isfinite(values), torch.isfinite(made)):
         raise error(
             CkptError,
             "cast-overflow",
             f"a value does not fit {cast.target}",
-            expected=f"values within {torch.finfo(target).max:.4g}",
+            expected=f"values within {torch.finfo(made.dtype).max:.4g}",
             actual=f"{values[torch.isfinite(values)].abs().max().item():.4g} in {cast.source}",
             fix="choose a dtype with a wider range (bfloat16 or float32)",
         )
-    return made
 
 
 def _dequantised(values: torch.Tensor, cast: Dequant, sources: Handles) -> torch.Tensor:
@@ -76,11 +82,14 @@ def _dequantised(values: torch.Tensor, cast: Dequant, sources: Handles) -> torch
     count, columns = values.shape
     target, scale = torch_dtype(cast.target), cast.scale
     halves, exponent = _as_halves(values, cast.source)
+    safe = torch.finfo(target).max / torch.finfo(torch_dtype(cast.source)).max
     made = torch.empty(count, columns, dtype=target)
     for first, stop, factors in _scale_rows(scale, cast.row, cast.row + count, sources):
         row = halves[first - cast.row : stop - cast.row].float()
         row *= _per_column(factors * exponent, scale.block[1], cast.column, columns)
         made[first - cast.row : stop - cast.row] = row.to(target)
+        if not bool((factors.abs() <= safe).all()):
+            _check_fits(row, made[first - cast.row : stop - cast.row], cast)
     return made
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .cast import transformed
+from .codecs import Decode, Encode, run_decode, run_encode
 from .files import Handles, copy_range, read_exactly, write_exactly
 from .moves import Move
 from .program import GATHER, SMALL, Gather, Program, Quantise, Task
@@ -43,6 +44,10 @@ class _Worker:
             self._gather(task)
         elif isinstance(task, Quantise):
             self._quantise(task)
+        elif isinstance(task, Decode):
+            run_decode(task, self.sources, self.targets)
+        elif isinstance(task, Encode):
+            run_encode(task, self.sources, self.targets)
         elif task.rows == 1 and task.cast is None:
             target = self.targets[task.target_file]
             copy_range(self.sources, task.source_file, task.source, target, task.target, task.width, self.buffer)

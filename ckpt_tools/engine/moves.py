@@ -7,7 +7,7 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from ..mapping.arrangement import Shape
+from ..mapping.arrangement import Block, Shape
 from ..mapping.rules import Bound, Rule, Slot
 from ..stores.base import Chunk, Tensor, leading_boxes
 from ..stores.dtypes import BY_NAME
@@ -82,13 +82,18 @@ def some_rows(move: Move, first: int, count: int) -> Move:
 
 
 class Pair(NamedTuple):
-    """The same box in a part and in a stored piece of the whole."""
+    """The same box in a part and in a stored piece of the whole.
+
+    With a `step` above 1 the part is seen as `[rows / step, step, ...]` and the whole as `[rows, 1, ...]`: taking every
+    step-th row is a box there.
+    """
 
     part: int
     part_origin: Shape
     piece: int
     whole_origin: Shape
     size: Shape
+    step: int = 1
 
 
 def pairs(rule: Rule) -> tuple[Pair, ...]:
@@ -102,9 +107,32 @@ def pairs(rule: Rule) -> tuple[Pair, ...]:
 
         for piece, start, taken, length in _by_piece(rule, position, block.length):
             size = tuple(length if i == axis else extent for i, extent in enumerate(shape))
+            if block.step > 1:
+                found.append(_stepping(block, piece, start, taken, (length, *shape[1:])))
+                continue
             found.append(Pair(block.part, at(block.start + taken), piece, at(start), size))
         position += block.length
     return tuple(found)
+
+
+def _stepping(block: Block, piece: int, start: int, taken: int, size: Shape) -> Pair:
+    """The pair of a block that takes every step-th row (axis 0 only)."""
+    rest = (0,) * (len(size) - 1)
+    first, phase = divmod(block.start, block.step)
+    return Pair(
+        block.part, (first + taken, phase, *rest), piece, (start, 0, *rest), (size[0], 1, *size[1:]), block.step
+    )
+
+
+def _seen(chunks: list[Chunk], step: int) -> list[Chunk]:
+    """Chunks with the first dimension seen as [rows / step, step]; they must be whole multiples."""
+    found = []
+    for chunk in chunks:
+        if chunk.shape[0] % step or chunk.origin[0] % step:
+            raise ValueError(f"a chunk of {chunk.shape[0]} rows at {chunk.origin[0]} cuts through steps of {step}")
+        shape, origin = (chunk.shape[0] // step, step), (chunk.origin[0] // step, 0)
+        found.append(chunk._replace(shape=(*shape, *chunk.shape[1:]), origin=(*origin, *chunk.origin[1:])))
+    return found
 
 
 def _by_piece(rule: Rule, position: int, length: int) -> Iterator[tuple[int, int, int, int]]:
@@ -141,6 +169,8 @@ def link(rows: Iterable[Bound], hf: Side, megatron: Side, to_megatron: bool) -> 
     rule: Rule | None = None
     boxes: tuple[Pair, ...] = ()
     for row in rows:
+        if row.rule.codec:
+            continue  # its parts are stored encoded: engine.codecs reads and writes them
         if row.rule is not rule:
             rule, boxes = row.rule, pairs(row.rule)
         wholes = [Located(megatron.chunks(slot), megatron.tensors[slot.name].dtype) for slot in row.wholes]
@@ -151,6 +181,9 @@ def link(rows: Iterable[Bound], hf: Side, megatron: Side, to_megatron: bool) -> 
         shift = row.rule.shift if to_megatron else -row.rule.shift
         for pair in boxes:
             part, whole = (parts[pair.part], pair.part_origin), (wholes[pair.piece], pair.whole_origin)
+            if pair.step > 1:
+                part = (part[0]._replace(chunks=_seen(part[0].chunks, pair.step)), part[1])
+                whole = (whole[0]._replace(chunks=_seen(whole[0].chunks, 1)), whole[1])
             source, target = (part, whole) if to_megatron else (whole, part)
             yield from box_moves(source, target, pair.size, shift)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ..errors import CkptError, error
 from ..stores.base import Chunk, Image, Literal, Tensor
+from .codecs import Decode, Encode
 from .moves import Move, some_rows
 
 SMALL = 64 << 10  # below this, one buffered write for many pieces beats a system call each
@@ -49,17 +50,17 @@ class Quantise(NamedTuple):
         return prod(self.weight.shape) + 4 * prod(self.scale.shape)
 
 
-Task = Move | Gather | Quantise
+Task = Move | Gather | Quantise | Decode | Encode
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Everything an execution needs: source files, the destination image, the moves."""
+    """Everything an execution needs: source files, the destination image, the moves, and matrices that are made apart."""
 
     sources: list[Path]
     image: Image
     moves: list[Move]
-    quantise: list[Quantise] = field(default_factory=list)
+    apart: list[Quantise | Decode | Encode] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
@@ -67,12 +68,12 @@ class Program:
 
     @property
     def casts(self) -> bool:
-        return bool(self.quantise) or any(move.cast for move in self.moves)
+        return bool(self.apart) or any(move.cast for move in self.moves)
 
     def check(self, zero_bytes: int) -> None:
         """Raise CkptError unless the moves cover every tensor byte except `zero_bytes` of padding, none twice."""
         wanted = sum(tensor.nbytes for tensor in self.image.tensors.values()) - zero_bytes
-        moved = sum(move.nbytes for move in self.moves) + sum(task.nbytes for task in self.quantise)
+        moved = sum(move.nbytes for move in self.moves) + sum(task.nbytes for task in self.apart)
         ends: dict[int, int] = {}
         overlap = ""
         for move in sorted((move for move in self.moves if move.rows == 1), key=lambda m: (m.target_file, m.target)):
@@ -94,7 +95,7 @@ class Program:
         """Tasks in destination order: big contiguous pieces, gathered small ones, strided or casting moves."""
         items: list[Move | Literal] = [*self.moves, *_split(self.image.literals)]
         items.sort(key=lambda item: item[3:5] if isinstance(item, Move) else item[:2])
-        yield from self.quantise
+        yield from self.apart
         yield from _gathered(items)
 
 

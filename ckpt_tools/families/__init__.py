@@ -8,6 +8,7 @@ from . import (
     ernie4_5_moe,
     glm4,
     glm4_moe,
+    gpt_oss,
     llama,
     mimo,
     mimo_v2,
@@ -39,6 +40,7 @@ FAMILIES: tuple[Family, ...] = (
     mimo_v2.FAMILY,
     minimax_m2.FAMILY,
     ernie4_5_moe.FAMILY,
+    gpt_oss.FAMILY,
 )
 
 

@@ -48,6 +48,7 @@ class Family:
     `mtp_limit` is the most layers that the family's names can tell apart. `other_towers` are leading name segments of what
     is not the language model (vision, audio). `slime_spec` is slime's layer plugin, where it needs one.
     `scale_parts(dims, name)`: parts of a quantised tensor whose scale grids may start anew.
+    `exports` are (variant, option) that the way back always takes; `own_quantisation` is a quant_method that the table reads.
     """
 
     name: str
@@ -63,6 +64,8 @@ class Family:
     other_towers: tuple[tuple[str, ...], ...] = ()
     slime_spec: tuple[str, str] | None = None
     scale_parts: Callable[[Dims, str], int] = _whole
+    exports: tuple[tuple[str, str], ...] = ()
+    own_quantisation: str = ""
 
     def defaults(self) -> dict[str, str]:
         return {variant.kind: variant.options[0] for variant in self.variants}

@@ -14,15 +14,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows (or columns) `start..stop` of part number `part`."""
+    """Rows (or columns) `start..stop` of part number `part`, every `step`-th of them."""
 
     part: int
     start: int
     stop: int
+    step: int = 1
 
     @property
     def length(self) -> int:
-        return self.stop - self.start
+        return -(-(self.stop - self.start) // self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,15 @@ class Arrangement:
         if len(off_axis) != 1:
             raise ValueError(f"parts disagree outside axis {self.axis}: {list(parts)}")
         for number, shape in enumerate(parts):
-            taken = sorted((b.start, b.stop) for b in self.blocks if b.part == number)
+            mine = [block for block in self.blocks if block.part == number]
+            if any(block.step > 1 for block in mine):
+                rows = sorted(row for block in mine for row in range(block.start, block.stop, block.step))
+                if rows != list(range(shape[self.axis])):
+                    raise ValueError(
+                        f"blocks {mine} do not cover part {number} of extent {shape[self.axis]} exactly once"
+                    )
+                continue
+            taken = sorted((b.start, b.stop) for b in mine)
             edges = [0, *(stop for _, stop in taken)]
             if [start for start, _ in taken] != edges[:-1] or edges[-1] != shape[self.axis]:
                 raise ValueError(f"blocks {taken} do not cover part {number} of extent {shape[self.axis]} exactly once")
@@ -69,6 +78,11 @@ def copy(extent: int) -> Arrangement:
 def gate_over_up(extent: int) -> Arrangement:
     """[gate; up], each of `extent` rows, whatever the tensor-parallel size (mcore mlp.py, apply_swiglu_sharded_factory)."""
     return Arrangement((Block(0, 0, extent), Block(1, 0, extent)), cuts=(extent,))
+
+
+def interleaved_gate_up(extent: int) -> Arrangement:
+    """[gate; up] from one part whose rows alternate gate, up (gpt-oss)."""
+    return Arrangement((Block(0, 0, 2 * extent, 2), Block(0, 1, 2 * extent, 2)), cuts=(extent,))
 
 
 def grouped_qkv(heads: int, groups: int, head_dim: int) -> Arrangement:

@@ -7,8 +7,8 @@ packed experts are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from .arrangement import Arrangement, Shape
@@ -48,6 +48,20 @@ class Spelling:
 
 
 @dataclass(frozen=True, slots=True)
+class Codec:
+    """How the one part of a rule is stored: "transposed", or "mxfp4" with its scales beside it.
+
+    `stored` is the stored logical shape where the rule states the decoded one; `companion` a second tensor (name, shape).
+    `decoded` is the part's name in the release's plain form.
+    """
+
+    kind: str
+    stored: Shape
+    decoded: str
+    companion: tuple[str, Shape] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """One Megatron tensor per combination of axis values, arranged from the parts `hf` of shapes `shapes`.
 
@@ -65,6 +79,15 @@ class Rule:
     keep_dtype: bool = False
     pieces: tuple[tuple[str, int], ...] = ()
     shift: float = 0.0
+    codec: Codec | None = None
+
+    @property
+    def hf_stored(self) -> tuple[tuple[str, Shape], ...]:
+        """(template, logical shape as stored) of every Hugging Face tensor of the rule."""
+        if self.codec is None:
+            return tuple(zip(self.hf, self.shapes, strict=True))
+        companion = (self.codec.companion,) if self.codec.companion else ()
+        return ((self.hf[0], self.codec.stored), *companion)
 
     @property
     def whole_shape(self) -> Shape:
@@ -233,7 +256,7 @@ def hf_shapes(table: Table) -> dict[str, Shape]:
     """Every Hugging Face tensor of the table with its shape; raises ValueError if two rules claim one name."""
     found: dict[str, Shape] = {}
     for rule in table.rules:
-        for template, logical in zip(rule.hf, rule.shapes, strict=True):
+        for template, logical in rule.hf_stored:
             shape = stored_shape(template, rule.axes, logical, hf=True)
             names = {slot.name for slot in _slots(template, rule.axes, hf=True)}
             if clash := names & found.keys():
@@ -242,11 +265,19 @@ def hf_shapes(table: Table) -> dict[str, Shape]:
     return found
 
 
-def hf_names(rule: Rule) -> Iterator[str]:
-    """The Hugging Face names of one rule, expanded."""
-    for template in rule.hf:
-        for slot in _slots(template, rule.axes, hf=True):
-            yield slot.name
+def decoded_rows(rows: Iterable[Bound]) -> list[Bound]:
+    """Rows whose encoded parts are replaced by decoded ones under their plain names."""
+    found: list[Bound] = []
+    slots: dict[int, Iterator[Slot]] = {}
+    for row in rows:
+        codec = row.rule.codec
+        if codec is None:
+            found.append(row)
+            continue
+        each = slots.setdefault(id(row.rule), iter(_slots(codec.decoded, row.rule.axes, hf=True)))
+        plain = replace(row.rule, codec=None, hf=(codec.decoded,))
+        found.append(row._replace(rule=plain, hf=(next(each),)))
+    return found
 
 
 def megatron_names(template: str, axes: tuple[Axis, ...]) -> list[str]:
