@@ -79,7 +79,7 @@ class DraftSpec:
     `vocab_size` is the target's; `draft_vocab_size` equals it where nothing is reduced. `max_position_embeddings` is None
     where the source states none. `aux` are boundaries: boundary k is the input of target layer k, which is the output of
     layer k-1; None is the server's default, (2, L//2, L-3) of a target of L layers. `aux_count` is how many features `fc`
-    takes. `tied`: the lm_head is the embedding.
+    takes. `tied`: the lm_head is the embedding; `borrows_head`: the lm_head is the target's (`draft_vocab_size` null).
 
     For MTP: `family`, `dims` (the target's), `variants` (of the family's names), `mtp_layers` (how many) and `mtp_index`
     (their numbers in Hugging Face names; empty where names spell none). `verifier` is the target that the source names,
@@ -107,6 +107,7 @@ class DraftSpec:
     aux: tuple[int, ...] | None = None
     aux_count: int = 0
     norms: Norms = Norms()
+    borrows_head: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
     tied: bool = False
@@ -158,12 +159,13 @@ def plain(name: str, tensor: Tensor, files: tuple[Path, ...]) -> HeadTensor:
     return HeadTensor(tensor.name, tensor._replace(name=name), files, moves)
 
 
-def open_draft(path: Path, hf_config: Path | None = None) -> DraftSpec:
+def open_draft(path: Path, hf_config: Path | None = None, form: str | None = None) -> DraftSpec:
     """Read a head of any format: config and names decide which. Reads no tensor bytes.
 
-    `hf_config` (a folder or a config.json) is for a Megatron directory that carries no config. Raises NotFound if nothing
-    is there and CkptError ("not-a-draft-head") if it is no head; anything else that is odd is in `findings`.
+    `hf_config` (a folder or a config.json) is for a Megatron directory or a training state that carries no config; `form`
+    says who made an EAGLE head where its config does not tell. Raises NotFound if nothing is there and CkptError
+    ("not-a-draft-head") if it is no head; anything else that is odd is in `findings`.
     """
     from .formats.detect import read_draft  # the formats make specs, so they import this module
 
-    return read_draft(path, hf_config)
+    return read_draft(path, hf_config, form)

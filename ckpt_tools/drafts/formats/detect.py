@@ -4,13 +4,61 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...errors import CkptError, error
+from ...errors import CkptError, UsageProblem, error
+from ...families import FAMILIES
+from ...stores.torch_dist.reader import is_torch_dist
 from ..spec import DraftSpec
+from . import speculators_mtp
+from .base import Format
+from .containers import Container, open_container
+from .eagle import is_eagle, read_eagle
+from .eagle_names import canonical_names
+from .native import read_megatron, read_native
+from .sources import FORMATS, SPECULATORS_TYPE
+
+SPECULATORS_KINDS = ("eagle3", "mtp")
 
 
-def read_draft(path: Path, hf_config: Path | None = None) -> DraftSpec:
-    """See `spec.open_draft`."""
-    raise not_a_head(path, "nothing is read yet")
+def read_draft(path: Path, hf_config: Path | None = None, form: str | None = None) -> DraftSpec:
+    """See `spec.open_draft`; `form` overrules which producer an EAGLE head is taken to be of."""
+    if is_torch_dist(path):
+        trained = read_megatron(path, hf_config)
+        if trained is None:
+            raise not_a_head(path, "a Megatron checkpoint without MTP layers")
+        return trained
+    container = open_container(path, hf_config)
+    names = canonical_names(container.tensors)
+    kind = container.config.get(SPECULATORS_TYPE)
+    if kind is not None and kind not in SPECULATORS_KINDS:
+        raise not_a_head(path, f"a speculators head of kind {kind!r}, of which nothing is known")
+    if kind == "mtp":
+        return speculators_mtp.read(container)
+    if is_eagle(names):
+        return read_eagle(container, _format(container, form))
+    if _has_family(container) and (native := read_native(container)):
+        return native
+    layers = f", {names.layers} ordinary layers" if names.layers else ""
+    raise not_a_head(path, f"{len(container.tensors)} tensors, no fc, no MTP layer{layers}")
+
+
+def _format(container: Container, form: str | None) -> Format:
+    if form is None:
+        return next(known for known in FORMATS if known.recognises(container))
+    chosen = [known for known in FORMATS if known.name == form]
+    if not chosen:
+        raise error(
+            UsageProblem,
+            "format-unknown",
+            f"no format is called {form!r}",
+            expected=", ".join(known.name for known in FORMATS),
+            actual=form,
+            fix="choose one of them",
+        )
+    return chosen[0]
+
+
+def _has_family(container: Container) -> bool:
+    return any(container.config.get("model_type") in family.model_types for family in FAMILIES)
 
 
 def not_a_head(path: Path, actual: str) -> CkptError:

@@ -1,0 +1,151 @@
+"""Writing heads as speculators 0.9 keeps them: a nested layer config, `layers.{i}`, ids that index hidden_states."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import Any
+
+from ...errors import CkptError
+from ...report import Report
+from ..spec import D2T, EAGLE3, FC_BIAS, MTP, T2D, DraftSpec
+from . import base, speculators_mtp
+from .eagle import layer_fields
+from .sources import LAYER_CONFIG, SPECULATORS_TYPE
+from .targets import Target
+from .writing import Made, Written
+
+FORM, VERSION = "speculators", "0.9.0"
+EAGLE3_ARCHITECTURE, MTP_ARCHITECTURE = "Eagle3Speculator", "MTPDraftModel"
+# speculators' own defaults for what its config must state about proposing (proposals/greedy.py).
+GREEDY = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+# Fields of the head, which the layer's config does not hold.
+OF_THE_HEAD = (
+    "architectures",
+    "auto_map",
+    "bias",
+    base.AUX_IDS,
+    base.BEFORE_FC,
+    base.BEFORE_RESIDUAL,
+    base.DRAFT_VOCAB,
+    base.EAGLE_CONFIG,
+    base.FC_NORM,
+    base.NORM_OUTPUT,
+    base.NUM_AUX,
+    base.TARGET_HIDDEN,
+    base.USE_AUX_NORM,
+)
+
+
+def write(spec: DraftSpec, target: Target, report: Report) -> Written:
+    """Raises CkptError with everything that speculators cannot express."""
+    if not target.name:
+        report.warn(
+            "verifier-unnamed",
+            "speculators records its target by name, and only a path is known",
+            where=str(target.root),
+            expected="a name that others can resolve, such as org/name",
+            actual="null is written",
+            fix="--target-name ORG/NAME",
+        )
+    if spec.kind == MTP:
+        return _mtp(spec, target)
+    refusals = Report()
+    _refuse(spec, refusals)
+    refusals.raise_errors(CkptError)
+    made = _maps(spec)
+    tensors = {name: entry for name, entry in spec.tensors.items() if name not in made}
+    return Written(FORM, EAGLE3_ARCHITECTURE, _dumped(_eagle3(spec, target)), tensors, made)
+
+
+def _refuse(spec: DraftSpec, report: Report) -> None:
+    reasons = (
+        (spec.kind != EAGLE3, f"an {spec.kind} head", "eagle3 and mtp heads"),
+        (spec.mla is not None, "latent attention", "Llama and Qwen3 layers"),
+        (spec.tied, "a head tied to its embedding", "an lm_head of its own"),
+        (spec.borrows_head, "the target's lm_head", "an lm_head of its own"),
+        (FC_BIAS in spec.tensors, "a bias in fc", "an fc without bias"),
+        (not spec.norms.before_head, f"{base.NORM_OUTPUT} false of SpecForge", "the final norm before the lm_head"),
+    )
+    for present, what, expected in reasons:
+        if present:
+            report.error(
+                "format-cannot-express",
+                f"speculators cannot express {what}",
+                where=str(spec.source),
+                expected=expected,
+                actual=what,
+                fix="--format sglang",
+            )
+
+
+def _maps(spec: DraftSpec) -> dict[str, Made]:
+    """d2t and t2d, both or neither; the missing one follows from the other."""
+    offsets, mask = spec.d2t(), spec.t2d()
+    if offsets is not None and mask is None:
+        flags = bytearray(spec.vocab_size)
+        for i, offset in enumerate(offsets):
+            flags[i + offset] = 1
+        return {T2D: Made("BOOL", (spec.vocab_size,), bytes(flags))}
+    if offsets is None and mask is not None:
+        ids = [i for i, flag in enumerate(mask) if flag]
+        return {D2T: Made("I64", (len(ids),), array("q", (j - i for i, j in enumerate(ids))).tobytes())}
+    if offsets is not None and spec.tensors[D2T].dtype != "I64":
+        return {D2T: Made("I64", (len(offsets),), array("q", offsets).tobytes())}
+    return {}
+
+
+def _eagle3(spec: DraftSpec, target: Target) -> dict[str, Any]:
+    layer = {key: value for key, value in layer_fields(spec).items() if key not in OF_THE_HEAD}
+    layer |= {
+        "model_type": "qwen3" if spec.qk_norm else "llama",
+        "num_hidden_layers": spec.num_layers,
+        "num_key_value_heads": spec.num_key_value_heads,
+        "head_dim": spec.head_dim,
+        "attention_bias": spec.qkv_bias,
+        "tie_word_embeddings": False,
+    }
+    if "rope_theta" not in layer and "rope_parameters" not in layer:
+        layer["rope_theta"] = spec.rope.theta
+    wide = spec.target_hidden_size
+    return {
+        "architectures": [EAGLE3_ARCHITECTURE],
+        base.AUX_IDS: None if spec.aux is None else list(spec.aux),
+        base.DRAFT_VOCAB: spec.draft_vocab_size,
+        base.BEFORE_FC: spec.norms.before_fc,
+        base.BEFORE_RESIDUAL: spec.norms.before_residual,
+        base.FC_NORM: spec.norms.fc,
+        base.NORM_OUTPUT: spec.norms.output,
+        base.TARGET_HIDDEN: None if wide == spec.hidden_size else wide,
+        LAYER_CONFIG: layer,
+        **_speculators("eagle3", target),
+    }
+
+
+def _speculators(kind: str, target: Target) -> dict[str, Any]:
+    named = target.config.get("architectures")
+    return {
+        SPECULATORS_TYPE: kind,
+        "speculators_version": VERSION,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [GREEDY],
+            "verifier": {"name_or_path": target.name or None, "architectures": named or []},
+        },
+    }
+
+
+def _mtp(spec: DraftSpec, target: Target) -> Written:
+    layer = target.config.get("text_config")
+    config = {
+        "architectures": [MTP_ARCHITECTURE],
+        "num_nextn_predict_layers": 1,
+        LAYER_CONFIG: dict(layer if isinstance(layer, dict) else target.config),
+        **_speculators("mtp", target),
+    }
+    return Written(FORM, MTP_ARCHITECTURE, _dumped(config), speculators_mtp.tensors_for(spec))
+
+
+def _dumped(config: dict[str, Any]) -> bytes:
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
