@@ -1,0 +1,1 @@
+"""Tests of ckpt-tools; they mirror the package."""

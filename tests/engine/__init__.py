@@ -1,0 +1,1 @@
+"""The byte program against numpy, and what happens when the machine fails under it."""

@@ -1,0 +1,1 @@
+"""Broken and malicious inputs, made by code: each must end in one clear finding."""

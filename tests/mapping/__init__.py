@@ -1,0 +1,1 @@
+"""Arrangements, rules and detection: pure tests against independent statements."""

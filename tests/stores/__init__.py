@@ -1,0 +1,1 @@
+"""Stores against the libraries that own the formats."""
