@@ -4,8 +4,9 @@ Nothing here imports the converter: what a checkpoint must hold is stated a seco
 
 * `run.run_job` / `run.run_step`: start one process per rank and run a list of steps in them (what tests call).
 * `tiny`: tiny Hugging Face folders of every supported family, made on the fly.
-* `reference`: what each Megatron parameter must be, and Hugging Face's own logits.
-* `sharding`: which part of a parameter a tensor/pipeline rank must hold.
-* `model`, `shims`: build the real GPTModel on a machine without a GPU.
+* `reference`: what each Megatron parameter must be.
+* `forward`: what Hugging Face's own models compute.
+* `sharding`: which part of a parameter a tensor/pipeline/expert rank must hold.
+* `model`, `shims`, `stand_ins`: build the real GPTModel on a machine without a GPU.
 * `steps`, `training_state`, `worker`: what runs inside a rank.
 """

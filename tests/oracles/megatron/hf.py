@@ -12,6 +12,12 @@ from safetensors.torch import load_file
 HfConfig = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 
+# Families whose MTP layers continue the decoder's numbering: model.layers.{N}, {N + 1}, ...
+NEXTN = ("glm4_moe", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa")
+# Families with gated delta nets; their one MTP layer stands apart as mtp.*.
+DELTA_NET = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+QWEN_MOE = ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
+
 
 def read_config(folder: str | Path) -> HfConfig:
     """The folder's config.json."""
@@ -39,6 +45,8 @@ def head_dim(config: HfConfig) -> int:
         return int(explicit)
     if config["model_type"] == "qwen3" and "head_dim" not in config:
         return 128
+    if is_latent(config):
+        return int(config["qk_nope_head_dim"])
     return int(config["hidden_size"]) // int(config["num_attention_heads"])
 
 
@@ -53,8 +61,50 @@ def is_tied(config: HfConfig) -> bool:
 
 
 def mtp_layers(config: HfConfig) -> int:
-    """The number of multi-token prediction layers the config declares; only MiMo has any among the dense families."""
-    return int(config.get("num_nextn_predict_layers") or 0) if config["model_type"] == "mimo" else 0
+    """The number of multi-token prediction layers the config declares, in the families that have any."""
+    if config["model_type"] not in ("mimo", *NEXTN, *DELTA_NET):
+        return 0
+    return int(config.get("num_nextn_predict_layers") or config.get("mtp_num_hidden_layers") or 0)
+
+
+def is_latent(config: HfConfig) -> bool:
+    """Whether the attention is latent (MLA)."""
+    return "kv_lora_rank" in config
+
+
+def is_sparse(config: HfConfig) -> bool:
+    """Whether an indexer chooses what attention sees (DSA)."""
+    return "index_topk" in config
+
+
+def num_experts(config: HfConfig) -> int:
+    """The number of routed experts, 0 for a dense model."""
+    return int(config.get("num_experts") or config.get("n_routed_experts") or 0)
+
+
+def moe_layers(config: HfConfig) -> frozenset[int]:
+    """The decoder layers with experts."""
+    layers = range(config["num_hidden_layers"])
+    if config["model_type"] in QWEN_MOE:
+        dense, step = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step") or 1
+        return frozenset(i for i in layers if i not in dense and (i + 1) % step == 0)
+    if num_experts(config):
+        return frozenset(layers[config["first_k_dense_replace"] :])
+    return frozenset()
+
+
+def linear_layers(config: HfConfig) -> frozenset[int]:
+    """The decoder layers with a gated delta net instead of attention."""
+    types = config.get("layer_types") or ()
+    return frozenset(i for i, kind in enumerate(types) if kind == "linear_attention")
+
+
+def delta_net_sizes(config: HfConfig) -> tuple[int, ...]:
+    """Rows of query, key, value, gate, beta and alpha in Megatron's joint projection of a delta net."""
+    heads = config["linear_num_value_heads"]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    values = heads * config["linear_value_head_dim"]
+    return keys, keys, values, values, heads, heads
 
 
 def rope_parameters(config: HfConfig) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """Start an oracle job's ranks, wait for them, and join their results. Imports neither torch nor Megatron.
 
-A job is `{"tp": 1, "pp": 1, "steps": [step, ...]}`; all steps run in the same processes, since starting those is what
+A job is `{"tp": 1, "pp": 1, "ep": 1, "steps": [step, ...]}`; all steps run in the same processes, since starting those is what
 takes the time. Every step has `kind` and `hf` (a Hugging Face folder: config.json and safetensors files) and may have
 `dtype` ("fp32", the default, or "bf16"), `padded_vocab`, `mtp` (how many MTP layers the model has; 0 for none) and
-`first_stage_layers` (decoder layers of the first pipeline stage); without them the folder's own numbers hold.
+`first_stage_layers` (decoder layers of the first pipeline stage); without them the folder's own numbers hold. With
+`te_names` the model is one of stand-ins for TransformerEngine's modules (stand_ins.py), as those of gated delta nets always
+are; without, it is Megatron's local spec.
 
 * load: `dir` (a torch-dist iteration directory).
   Result: `equal`, `compared`, `mismatches`, `uncovered`, `common`, `common_keys`.
 * logits: `dir`, optional `seed`, `length`; one rank, fp32.
-  Result: `main` and `mtp` with `max_abs_difference` and `scale`, and `rotary_relative_difference`.
+  Result: `main` and `mtp` (over all depths) with `max_abs_difference` and `scale`, and `rotary_relative_difference`.
 * save: `dir`, optional `content_metadata` (a dict) and `training`
   `{"iteration": 7, "optimizer": "distributed" | "adam", "rng": true, "args": {...}}`.
 * dump: `dir`, `out` (the safetensors file to write); one rank.
@@ -36,9 +38,9 @@ class OracleError(RuntimeError):
     """A rank failed or did not finish; the message holds the tail of its output."""
 
 
-def run_step(step: dict[str, Any], *, tp: int = 1, pp: int = 1, timeout: float = 300) -> dict[str, Any]:
+def run_step(step: dict[str, Any], *, tp: int = 1, pp: int = 1, ep: int = 1, timeout: float = 300) -> dict[str, Any]:
     """Run a single step under a layout."""
-    result: dict[str, Any] = run_job({"tp": tp, "pp": pp, "steps": [step]}, timeout)["steps"][0]
+    result: dict[str, Any] = run_job({"tp": tp, "pp": pp, "ep": ep, "steps": [step]}, timeout)["steps"][0]
     return result
 
 
@@ -48,7 +50,7 @@ def run_job(job: dict[str, Any], timeout: float = 300) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="oracle-") as name:
         scratch = Path(name)
         _run_worker(job, scratch, timeout)
-        world_size = job.get("tp", 1) * job.get("pp", 1)
+        world_size = job.get("tp", 1) * job.get("pp", 1) * job.get("ep", 1)
         per_rank = [json.loads((scratch / f"result-{rank}.json").read_text()) for rank in range(world_size)]
     steps = [_join([results[number] for results in per_rank]) for number in range(len(job["steps"]))]
     return {"steps": steps, "seconds": time.monotonic() - started}
@@ -59,6 +61,7 @@ def _run_worker(job: dict[str, Any], scratch: Path, timeout: float) -> None:
     environment = dict(
         os.environ,
         OMP_NUM_THREADS="1",
+        TORCHDYNAMO_DISABLE="1",  # Megatron compiles small functions, which takes longer than all they compute here
         CUDA_VISIBLE_DEVICES="",
         PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     )

@@ -1,4 +1,4 @@
-"""Which part of the full model's parameters a tensor/pipeline rank must hold, stated without Megatron."""
+"""Which part of the full model's parameters a tensor/pipeline/expert rank must hold, stated without Megatron."""
 
 from __future__ import annotations
 
@@ -10,20 +10,52 @@ import torch
 from .hf import Tensors
 
 # Module names (before .weight/.bias) by how tensor parallelism cuts them; every other parameter is replicated.
-ROWS = ("word_embeddings", "output_layer", "linear_qkv", "eh_proj")
-COLUMNS = ("linear_proj", "linear_fc2")
-GATED_ROWS = ("linear_fc1",)
+ROWS = (
+    "word_embeddings",
+    "output_layer",
+    "linear_qkv",
+    "linear_q_proj",
+    "linear_q_down_proj",
+    "linear_q_up_proj",
+    "linear_kv_down_proj",
+    "linear_kv_up_proj",
+    "eh_proj",
+)
+COLUMNS = ("linear_proj", "linear_fc2", "out_proj")
+PER_HEAD = ("A_log", "dt_bias")
+# Parameters made of parts that are cut one by one: gate and up here, a delta net's (by their rows) on request.
+HALVES = ("linear_fc1",)
+WHOLE_LATENTS = ("linear_q_down_proj.weight", "linear_kv_down_proj.weight")
+# What TransformerEngine's specs call the norms that they fuse into the linear layer behind them.
+FUSED_NORMS = {
+    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "self_attention.in_proj.layer_norm_weight": "input_layernorm.weight",
+    "self_attention.linear_q_up_proj.layer_norm_weight": "self_attention.q_layernorm.weight",
+    "self_attention.linear_kv_up_proj.layer_norm_weight": "self_attention.kv_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
+}
 
 _DECODER_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"(?<=\.local_experts\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A parallel layout; without `first_stage_layers` the decoder layers are split evenly over the stages."""
+    """A parallel layout; without `first_stage_layers` the decoder layers are split evenly over the stages.
+
+    Experts are cut by `tp` like everything else and dealt in order to `ep` ranks, which are data parallel to each other
+    for all that is no expert.
+    """
 
     tp: int = 1
     pp: int = 1
+    ep: int = 1
     first_stage_layers: int | None = None
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.tp * self.pp * self.ep
 
     def stage_start(self, stage: int, num_layers: int) -> int:
         """The global index of the first decoder layer of a pipeline stage."""
@@ -35,38 +67,66 @@ class Layout:
         return self.first_stage_layers + (stage - 1) * rest
 
 
-def shard(name: str, full: torch.Tensor, tp: int, tp_rank: int) -> torch.Tensor:
+@dataclass(frozen=True)
+class ModelSizes:
+    """What of a model decides names and cuts.
+
+    `whole_latents`: every rank holds all of the down projections, as TransformerEngine's specs have it.
+    """
+
+    layers: int
+    experts: int
+    delta_net: tuple[int, ...] = ()
+    whole_latents: bool = False
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A position in a layout."""
+
+    layout: Layout
+    tp: int
+    pp: int
+    ep: int
+
+    def full_name(self, local_name: str, num_layers: int, num_experts: int) -> str:
+        """The name, in the one-rank model, of a parameter: a stage counts its layers from 0, a rank its experts."""
+        first_expert = self.ep * (num_experts // self.layout.ep)
+        name = _EXPERT.sub(lambda found: str(first_expert + int(found[0])), local_name)
+        for fused, own in FUSED_NORMS.items():
+            name = name.removesuffix(fused) + own if name.endswith(fused) else name
+        match = _DECODER_LAYER.match(name)
+        if match is None:
+            return name
+        index = self.layout.stage_start(self.pp, num_layers) + int(match.group(1))
+        return f"decoder.layers.{index}.{name[match.end() :]}"
+
+    def expected(self, local_name: str, full: Tensors, model: ModelSizes) -> tuple[str, torch.Tensor]:
+        """The one-rank name and the expected value of one of this rank's parameters.
+
+        A tied model's last stage has its own copy of the embedding, named output_layer.
+        """
+        name = self.full_name(local_name, model.layers, model.experts)
+        if name == "output_layer.weight" and name not in full:
+            name = "embedding.word_embeddings.weight"
+        if name not in full:
+            raise KeyError(f"the model has a parameter {local_name} ({name}) that nothing is expected for")
+        whole = model.whole_latents and name.endswith(WHOLE_LATENTS)
+        return name, full[name] if whole else shard(name, full[name], self.layout.tp, self.tp, model.delta_net)
+
+
+def shard(name: str, full: torch.Tensor, tp: int, tp_rank: int, delta_net: tuple[int, ...] = ()) -> torch.Tensor:
     """The part of one full parameter that a tensor-parallel rank holds."""
-    module = name.rpartition(".")[0].rpartition(".")[2]
-    if module in ROWS:
-        return full.chunk(tp, dim=0)[tp_rank]
+    path, _, kind = name.rpartition(".")
+    module = path.rpartition(".")[2]
     if module in COLUMNS:
         return full.chunk(tp, dim=1)[tp_rank]
-    if module in GATED_ROWS:
-        gate, up = full.chunk(2, dim=0)
-        return torch.cat([gate.chunk(tp, dim=0)[tp_rank], up.chunk(tp, dim=0)[tp_rank]])
-    return full
-
-
-def full_name(local_name: str, layout: Layout, pp_rank: int, num_layers: int) -> str:
-    """The name, in the one-rank model, of a parameter of a pipeline stage (which counts its layers from 0)."""
-    match = _DECODER_LAYER.match(local_name)
-    if match is None:
-        return local_name
-    index = layout.stage_start(pp_rank, num_layers) + int(match.group(1))
-    return f"decoder.layers.{index}.{local_name[match.end() :]}"
-
-
-def expected_local(
-    local_name: str, full: Tensors, layout: Layout, *, tp_rank: int, pp_rank: int, num_layers: int
-) -> tuple[str, torch.Tensor]:
-    """The one-rank name and the expected value of one parameter of a rank.
-
-    A tied model's last stage has its own copy of the embedding, named output_layer.
-    """
-    name = full_name(local_name, layout, pp_rank, num_layers)
-    if name == "output_layer.weight" and name not in full:
-        name = "embedding.word_embeddings.weight"
-    if name not in full:
-        raise KeyError(f"the model has a parameter {local_name} ({name}) that nothing is expected for")
-    return name, shard(name, full[name], layout.tp, tp_rank)
+    if module in ROWS or kind in PER_HEAD:
+        parts: tuple[int, ...] = (full.shape[0],)
+    elif module in HALVES:
+        parts = (full.shape[0] // 2,) * 2
+    elif module in ("in_proj", "conv1d"):
+        parts = delta_net[: 6 if module == "in_proj" else 3]
+    else:
+        return full
+    return torch.cat([part.chunk(tp, dim=0)[tp_rank] for part in torch.split(full, list(parts))])

@@ -18,6 +18,8 @@ from unittest.mock import MagicMock
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .sharding import Layout
+
 
 def install() -> None:
     """Install every process-wide shim (once per process is enough, more often is harmless)."""
@@ -27,15 +29,21 @@ def install() -> None:
     _stand_in_classes_for_absent_backends()
 
 
-def start_process_group(rank: int, world_size: int, rendezvous: Path, tp: int, pp: int) -> None:
+def start_process_group(rank: int, layout: Layout, rendezvous: Path) -> None:
     """Join the ranks over gloo and lay out Megatron's parallel groups.
 
     gloo, since NCCL needs GPUs; a file as the meeting point, since free TCP ports race between test processes.
     """
     from megatron.core import parallel_state
 
-    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=layout.world_size
+    )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        expert_model_parallel_size=layout.ep,
+    )
 
 
 def _answer_cuda_questions() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,20 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from safetensors.torch import save_file
 
 from . import reference, training_state
-from .hf import HfConfig, Tensors, mtp_layers, read_config, read_tensors
-from .model import build_model
-from .sharding import Layout, expected_local
+from .forward import HfForward
+from .hf import (
+    HfConfig,
+    Tensors,
+    delta_net_sizes,
+    is_sparse,
+    linear_layers,
+    mtp_layers,
+    num_experts,
+    read_config,
+    read_tensors,
+)
+from .model import build_model, rotary_frequencies, stored_tensors
+from .sharding import Layout, ModelSizes, Rank
 
 Result = dict[str, Any]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -32,9 +43,10 @@ class Setting:
     mtp: int
     dtype: torch.dtype
     padded_vocab: int
+    te_names: bool
 
     @classmethod
-    def read(cls, step: dict[str, Any], tp: int, pp: int) -> Setting:
+    def read(cls, step: dict[str, Any], layout: Layout) -> Setting:
         """Without `mtp` and `padded_vocab` the Hugging Face folder's own numbers are taken."""
         config, tensors = read_config(step["hf"]), read_tensors(step["hf"])
         vocab_rows = tensors["model.embed_tokens.weight"].shape[0]
@@ -42,42 +54,59 @@ class Setting:
             step=step,
             hf_config=config,
             hf_tensors=tensors,
-            layout=Layout(tp, pp, step.get("first_stage_layers")),
+            layout=replace(layout, first_stage_layers=step.get("first_stage_layers")),
             mtp=int(step.get("mtp", mtp_layers(config))),
             dtype=DTYPES[step.get("dtype", "fp32")],
             padded_vocab=int(step.get("padded_vocab", vocab_rows)),
+            te_names=bool(step.get("te_names", False)) or bool(linear_layers(config)) or is_sparse(config),
         )
 
     def model(self) -> GPTModel:
         """This rank's model, all NaN."""
-        return build_model(self.hf_config, self.layout, mtp=self.mtp, dtype=self.dtype, padded_vocab=self.padded_vocab)
+        return build_model(
+            self.hf_config,
+            self.layout,
+            mtp=self.mtp,
+            dtype=self.dtype,
+            padded_vocab=self.padded_vocab,
+            te_names=self.te_names,
+        )
 
     def expected_full(self) -> Tensors:
-        """Every parameter of the one-rank model, in the model's dtype, without the MTP layers the model lacks."""
+        """Every parameter of the one-rank model, without the MTP layers the model lacks.
+
+        All are in the model's dtype but the routers' biases, which Megatron keeps in fp32.
+        """
         full = reference.expected_parameters(self.hf_config, self.hf_tensors, self.padded_vocab)
         kept = {name: value for name, value in full.items() if _mtp_index(name) < self.mtp}
-        return {name: value.to(self.dtype) for name, value in kept.items()}
+        return {n: value.float() if n.endswith(".expert_bias") else value.to(self.dtype) for n, value in kept.items()}
 
     def expected(self, local_name: str, full: Tensors) -> tuple[str, torch.Tensor]:
         """The one-rank name and this rank's value of one of its parameters."""
-        return expected_local(
-            local_name,
-            full,
+        rank = Rank(
             self.layout,
-            tp_rank=parallel_state.get_tensor_model_parallel_rank(),
-            pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
-            num_layers=self.hf_config["num_hidden_layers"],
+            tp=parallel_state.get_tensor_model_parallel_rank(),
+            pp=parallel_state.get_pipeline_model_parallel_rank(),
+            ep=parallel_state.get_expert_model_parallel_rank(),
         )
+        config = self.hf_config
+        sizes = ModelSizes(
+            layers=config["num_hidden_layers"],
+            experts=num_experts(config),
+            delta_net=delta_net_sizes(config) if linear_layers(config) else (),
+            whole_latents=self.te_names,
+        )
+        return rank.expected(local_name, full, sizes)
 
 
 def _mtp_index(name: str) -> int:
     return int(name.split(".")[2]) if name.startswith("mtp.layers.") else -1
 
 
-def run_step(step: dict[str, Any], tp: int, pp: int) -> Result:
+def run_step(step: dict[str, Any], layout: Layout) -> Result:
     """Run one step of any kind."""
     kinds: dict[str, Callable[[Setting], Result]] = {"load": load, "logits": logits, "save": save, "dump": dump}
-    return kinds[step["kind"]](Setting.read(step, tp, pp))
+    return kinds[step["kind"]](Setting.read(step, layout))
 
 
 def _sharded_state_dict(model: GPTModel, metadata: dict[str, Any] | None) -> dict[str, Any]:
@@ -103,10 +132,10 @@ def load(setting: Setting) -> Result:
     model, common = load_model(setting)
     full = setting.expected_full()
     names, mismatches = [], []
-    for local_name, parameter in model.named_parameters():
+    for local_name, tensor in stored_tensors(model):
         name, expected = setting.expected(local_name, full)
         names.append(name)
-        difference = difference_of(parameter.detach(), expected)
+        difference = difference_of(tensor, expected)
         if difference:
             mismatches.append({"rank": torch.distributed.get_rank(), "parameter": name, "reason": difference})
     return {
@@ -137,23 +166,27 @@ def logits(setting: Setting) -> Result:
     if setting.dtype is not torch.float32:
         raise ValueError("logits are compared in fp32 only")
     model, _ = load_model(setting)
-    config, tensors = setting.hf_config, setting.hf_tensors
-    size = tensors["model.embed_tokens.weight"].shape[0]
+    judge = HfForward(setting.step["hf"])
+    size = setting.hf_tensors["model.embed_tokens.weight"].shape[0]
     generator = torch.Generator().manual_seed(setting.step.get("seed", 1234))
     ids = torch.randint(0, size, (2, setting.step.get("length", 16)), generator=generator)
     main, mtp = megatron_logits(model, ids)
-    result: Result = {"main": _compare(main[..., :size], reference.hf_logits(config, tensors, ids))}
+    result: Result = {"main": _compare([main[..., :size]], [judge.logits(ids)])}
     if mtp:
-        result["mtp"] = _compare(mtp[0][:, :-1, :size], reference.hf_mtp_logits(config, tensors, ids))
-    found, wanted = model.rotary_pos_emb.inv_freq, reference.hf_inverse_frequencies(config, tensors)
+        known = [logits[:, : -1 - k, :size] for k, logits in enumerate(mtp)]
+        result["mtp"] = _compare(known, judge.mtp_logits(ids))
+    found, wanted = rotary_frequencies(model), judge.inverse_frequencies()
     result["rotary_relative_difference"] = ((found - wanted).abs() / wanted).max().item()
     return result
 
 
-def _compare(found: torch.Tensor, wanted: torch.Tensor) -> dict[str, float]:
-    if found.shape != wanted.shape:
-        raise ValueError(f"logits of shape {tuple(found.shape)} instead of {tuple(wanted.shape)}")
-    return {"max_abs_difference": (found - wanted).abs().max().item(), "scale": wanted.abs().max().item()}
+def _compare(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> dict[str, Any]:
+    """The largest difference, and the smallest scale, over all heads compared; NaN is the largest difference there is."""
+    if [t.shape for t in found] != [t.shape for t in wanted]:
+        raise ValueError(f"logits of shapes {[t.shape for t in found]} instead of {[t.shape for t in wanted]}")
+    differences = [(a - b).abs().max().nan_to_num(float("inf")).item() for a, b in zip(found, wanted, strict=True)]
+    scale = min(t.abs().max().item() for t in wanted)
+    return {"max_abs_difference": max(differences), "scale": scale, "heads": len(found)}
 
 
 @torch.no_grad()
@@ -184,8 +217,8 @@ def save(setting: Setting) -> Result:
     model = setting.model()
     full = setting.expected_full()
     with torch.no_grad():
-        for local_name, parameter in model.named_parameters():
-            parameter.copy_(setting.expected(local_name, full)[1])
+        for local_name, tensor in stored_tensors(model):
+            tensor.copy_(setting.expected(local_name, full)[1])
     metadata = setting.step.get("content_metadata")
     training = setting.step.get("training")
     if training is not None and training.get("optimizer") == "distributed":
@@ -196,7 +229,7 @@ def save(setting: Setting) -> Result:
     directory = Path(setting.step["dir"])
     directory.mkdir(parents=True, exist_ok=True)
     dist_checkpointing.save(state, str(directory), content_metadata=metadata)
-    return {"saved": str(directory), "parameters": sum(1 for _ in model.parameters())}
+    return {"saved": str(directory), "parameters": len(stored_tensors(model))}
 
 
 def _training_entries(
@@ -234,11 +267,11 @@ def dump(setting: Setting) -> Result:
     """Load, then write every parameter under its module name to the safetensors file `out` (one rank)."""
     _require_one_rank(setting)
     model, _ = load_model(setting)
-    parameters = {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+    parameters = {name: tensor.contiguous() for name, tensor in stored_tensors(model)}
     save_file(parameters, setting.step["out"])
     return {"written": setting.step["out"], "parameters": len(parameters)}
 
 
 def _require_one_rank(setting: Setting) -> None:
-    if setting.layout.tp * setting.layout.pp != 1:
-        raise ValueError(f"a {setting.step['kind']} step needs tp = pp = 1")
+    if setting.layout.world_size != 1:
+        raise ValueError(f"a {setting.step['kind']} step needs one rank")

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from .hf import HfConfig, Tensors, read_config, read_tensors
 from .reference import expected_parameters
 from .run import OracleError, run_job, run_step
-from .tiny import tiny_config, tiny_tensors, write_folder
+from .tiny import LLAMA3, TRAINING, tiny_config, tiny_tensors, write_folder
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
@@ -29,16 +29,6 @@ PADDED = 128
 TOLERANCE = 1e-5
 BROKEN = 1e-2
 
-LLAMA3 = {
-    "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-}
 NEW_ROPE = {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}}
 MODELS: dict[str, HfConfig] = {
     "llama": tiny_config("llama"),
@@ -46,18 +36,6 @@ MODELS: dict[str, HfConfig] = {
     "qwen2": tiny_config("qwen2"),
     "qwen3": {key: value for key, value in tiny_config("qwen3", **NEW_ROPE).items() if value is not None},
     "mimo": tiny_config("mimo", rope_theta=640000.0),
-}
-TRAINING: dict[str, dict[str, Any]] = {
-    "distributed": {
-        "content_metadata": {"singleton_local_shards": False, "chained_optim_avoid_prefix": True},
-        "training": {"iteration": 7, "optimizer": "distributed", "rng": True, "args": {"seed": 3}},
-    },
-    "fully-reshardable": {
-        "content_metadata": {"non_homogeneous_layers": True, "distrib_optim_sharding_type": "fully_reshardable"},
-        "training": {"iteration": 7, "optimizer": "distributed", "rng": True},
-        "first_stage_layers": 3,
-    },
-    "adam": {"training": {"iteration": 7, "optimizer": "adam", "rng": True}},
 }
 OPTIMIZER_KEYS = {
     "distributed": "optimizer.distributed.dp_group_idx_3.optimizer/shard_0_1",

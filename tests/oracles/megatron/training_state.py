@@ -50,7 +50,7 @@ def common_state(
         num_experts=None,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
-        world_size=layout.tp * layout.pp,
+        world_size=layout.world_size,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         no_save_optim=not training.get("optimizer"),

@@ -37,7 +37,7 @@ def main(job: dict[str, Any], scratch: Path) -> int:
 
 
 def _world_size(job: dict[str, Any]) -> int:
-    return int(job.get("tp", 1)) * int(job.get("pp", 1))
+    return int(job.get("tp", 1)) * int(job.get("pp", 1)) * int(job.get("ep", 1))
 
 
 def _import_heavy_modules() -> None:
@@ -76,15 +76,16 @@ def _run_steps(job: dict[str, Any], rank: int, scratch: Path) -> None:
     import torch
 
     from . import shims, steps
+    from .sharding import Layout
 
     torch.set_num_threads(1)
-    tp, pp = int(job.get("tp", 1)), int(job.get("pp", 1))
-    shims.start_process_group(rank, tp * pp, scratch / "rendezvous", tp, pp)
+    layout = Layout(int(job.get("tp", 1)), int(job.get("pp", 1)), int(job.get("ep", 1)))
+    shims.start_process_group(rank, layout, scratch / "rendezvous")
     results = []
     for number, step in enumerate(job["steps"]):
         started = time.monotonic()
         print(f"step {number}: {json.dumps(step)}", flush=True)
-        result = steps.run_step(step, tp, pp)
+        result = steps.run_step(step, layout)
         results.append({"kind": step["kind"], "seconds": time.monotonic() - started, **result})
     (scratch / f"result-{rank}.json").write_text(json.dumps(results))
     torch.distributed.barrier()

@@ -1,0 +1,154 @@
+"""What Hugging Face computes from a folder: transformers' own models, in fp32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .hf import DELTA_NET, HfConfig, Tensors, is_tied, mtp_layers, num_experts, read_config, read_tensors
+
+BASE = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mimo": "Qwen2"}
+
+
+class HfForward:
+    """The transformers model of a folder and what it computes."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.config: HfConfig = read_config(folder)
+        self.tensors: Tensors = read_tensors(folder)
+        self.model = _load_folder(folder) if self.loads_itself else _build_dense(self.config, self.tensors)
+
+    @property
+    def loads_itself(self) -> bool:
+        """Whether transformers loads the folder (and its MTP layers) itself."""
+        return bool(num_experts(self.config)) or self.config["model_type"] in DELTA_NET
+
+    @torch.no_grad()
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Main logits [batch, sequence, vocabulary]."""
+        logits: torch.Tensor = self.model(ids).logits
+        return logits
+
+    def inverse_frequencies(self) -> torch.Tensor:
+        """The rotary frequencies transformers derives from the config, scaling included."""
+        frequencies: torch.Tensor = self.model.model.rotary_emb.inv_freq
+        return frequencies
+
+    @torch.no_grad()
+    def mtp_logits(self, ids: torch.Tensor) -> list[torch.Tensor]:
+        """Logits of every MTP depth k, [batch, sequence - 1 - k, vocabulary]: entry t predicts token t + 2 + k."""
+        if self.loads_itself:
+            return _transformers_mtp(self.model, mtp_layers(self.config), ids)
+        return _mimo_mtp(self.model, self.config, self.tensors, ids)
+
+
+def _build_dense(config: HfConfig, tensors: Tensors) -> Any:
+    """The transformers model with exactly these tensors; MiMo without its MTP layers is a Qwen2 model."""
+    import transformers
+
+    base = BASE[config["model_type"]]
+    dropped = ("model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
+    settings = {key: value for key, value in config.items() if key not in dropped}
+    made = getattr(transformers, f"{base}Config")(**settings, attn_implementation="eager")
+    with torch.device("meta"):
+        model = getattr(transformers, f"{base}ForCausalLM")(made)
+    # The rotary table is no weight: to_empty would leave it undefined, so it is made anew from the config.
+    model = model.to_empty(device="cpu").float().eval()
+    model.model.rotary_emb = type(model.model.rotary_emb)(made)
+    weights = {name: t.float() for name, t in tensors.items() if not name.startswith("model.mtp_layers.")}
+    if is_tied(config):
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model.load_state_dict(weights, strict=True)
+    return model
+
+
+def _load_folder(folder: str | Path) -> Any:
+    """transformers packs the experts while it loads, so it loads the folder itself; only MTP tensors may be left over."""
+    import transformers
+
+    loader: Any = transformers.AutoModelForCausalLM
+    logging: Any = transformers.logging
+    logging.set_verbosity_error()
+    model, info = loader.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    mtp = ("mtp.", *(f"model.layers.{model.config.num_hidden_layers + i}." for i in range(2)))
+    left_over = [name for name in info["unexpected_keys"] if not name.startswith(mtp)]
+    if info["missing_keys"] or left_over or info["mismatched_keys"]:
+        raise ValueError(f"transformers did not load {folder} as it is: {info}")
+    return model.eval()
+
+
+def _transformers_mtp(main: Any, depths: int, ids: torch.Tensor) -> list[torch.Tensor]:
+    """transformers' MtpModel, driven over a whole sequence at once as its own generation drives it over a prompt.
+
+    Two things keep it from a tiny model: the class's pattern of MTP keys holds the layer number of the release, and the
+    configs of GLM-4.7-Flash and of Qwen do not declare their MTP layers in transformers' words.
+    """
+    from transformers.modeling_layers import MtpModel
+
+    last = main.config.num_hidden_layers + depths - 1
+    main._keys_to_ignore_on_load_unexpected = [
+        r"^mtp\..*",
+        *(rf"model\.layers\.{i}\..*" for i in range(main.config.num_hidden_layers, last + 1)),
+    ]
+    if not hasattr(main.config, "num_mtp_layers"):
+        main.config.num_mtp_layers = depths
+        main.config.mtp_mlp_layer_types = ["sparse"] * depths
+        main.config.mtp_layer_types = ["full_attention"] * depths
+    mtp: Any = MtpModel.from_pretrained(main)
+    mtp.eval()
+    hidden = main.model(ids).last_hidden_state
+    found = []
+    for k in range(depths):
+        # GLM-5's layers return their choice of keys as well, which MtpModel does not expect.
+        mtp.layers[k].mtp_block.register_forward_hook(lambda _, __, out: out[0] if isinstance(out, tuple) else out)
+        positions = torch.arange(k + 1, ids.shape[1])[None]
+        hidden = mtp.forward_layer(k, hidden[:, :-1], positions, None, input_ids=ids[:, k + 1 :])
+        found.append(mtp.shared_head(hidden))
+    return found
+
+
+def _mimo_mtp(main: Any, config: HfConfig, tensors: Tensors, ids: torch.Tensor) -> list[torch.Tensor]:
+    """MiMo's MTP layers in their own order.
+
+    h is the main model's hidden state of t after the final norm (or the depth before's, after its own), e the embedding of
+    token t + 1 + k, and the layer reads [norm(h), norm(e)] at rotary position t. Every position sees itself and what is
+    before.
+    """
+    hidden = main.model(ids).last_hidden_state
+    eps, found = config["rms_norm_eps"], []
+    for k in range(mtp_layers(config)):
+        prefix = f"model.mtp_layers.{k}."
+        weights = {name.removeprefix(prefix): t.float() for name, t in tensors.items() if name.startswith(prefix)}
+        embedding = main.model.embed_tokens(ids[:, k + 1 :])
+        both = [
+            rms_norm(hidden[:, :-1], weights.pop("hidden_layernorm.weight"), eps),
+            rms_norm(embedding, weights.pop("token_layernorm.weight"), eps),
+        ]
+        x = torch.cat(both, -1) @ weights.pop("input_proj.weight").T
+        final_norm = weights.pop("final_layernorm.weight")
+        hidden = rms_norm(_qwen2_layer(main, weights, x), final_norm, eps)
+        found.append(main.lm_head(hidden))
+    return found
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Root-mean-square normalisation."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def _qwen2_layer(main: Any, weights: Tensors, x: torch.Tensor) -> torch.Tensor:
+    """One Qwen2 decoder layer with these weights over positions 0..S-1, causal."""
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+
+    layer = Qwen2DecoderLayer(main.config, 0).eval()
+    layer.load_state_dict(weights, strict=True)
+    size = x.shape[1]
+    positions = torch.arange(size)[None]
+    causal = torch.full((1, 1, size, size), float("-inf")).triu(1)
+    rotary = main.model.rotary_emb(x, positions)
+    result: torch.Tensor = layer(x, attention_mask=causal, position_ids=positions, position_embeddings=rotary)
+    return result
