@@ -119,7 +119,7 @@ def _result(source: Path, target: Path, to: str, model: Model, plan: Plan, optio
 def _verify(model: Model, plan: Plan, options: Options, partial: Path, result: Result) -> None:
     """Read the output again, from its own metadata, and compare every tensor with the source."""
     written = open_model(partial, variants=options.variants)
-    left, right = Logical(model, plan.mtp), Logical(written)
+    left, right = Logical(model, plan.mtp, exact=options.dtype not in (None, "BF16")), Logical(written)
     try:
         found = compare_logical(left, right, rounded=plan.program.casts)
     finally:
