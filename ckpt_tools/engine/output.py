@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -75,9 +76,7 @@ def output_directory(target: Path, nbytes: int) -> Iterator[Path]:
     target = target.resolve()
     check_space(target, nbytes)
     partial = partial_of(target)
-    if partial.exists():
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
+    lock = _claim(partial)
     try:
         yield partial
         _rename(partial, target)
@@ -96,6 +95,33 @@ def output_directory(target: Path, nbytes: int) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    finally:
+        os.close(lock)
+
+
+def _claim(partial: Path) -> int:
+    """Make and lock the partial directory, emptied of what a killed run left; returns the handle that holds the lock.
+
+    The lock is the kernel's and dies with its process. Raises OutputExists while another run holds it.
+    """
+    partial.mkdir(parents=True, exist_ok=True)
+    handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as problem:
+        os.close(handle)
+        raise error(
+            OutputExists,
+            "output-busy",
+            "another run is writing to this destination",
+            where=str(partial),
+            expected="one run for one destination",
+            actual="the directory is locked",
+            fix="wait for the other run, or choose another destination",
+        ) from problem
+    for child in partial.iterdir():
+        shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+    return handle
 
 
 def _rename(partial: Path, target: Path) -> None:

@@ -260,3 +260,13 @@ def test_an_old_partial_is_replaced(tmp_path: Path) -> None:
         (partial / "weights").write_text("new")
     assert names(tmp_path) == ["target"]
     assert names(tmp_path / "target") == ["weights"]
+
+
+def test_two_runs_do_not_share_a_destination(tmp_path: Path) -> None:
+    with output_directory(tmp_path / "target", 10) as partial:
+        (partial / "weights").write_text("mine")
+        with pytest.raises(OutputExists) as caught, output_directory(tmp_path / "target", 10):
+            pass
+        assert caught.value.findings[0].code == "output-busy"
+        assert names(partial) == ["weights"]
+    assert (tmp_path / "target/weights").read_text() == "mine"
