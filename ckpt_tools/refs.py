@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 from .errors import NotAuthorised, NotFound, error
 
 HUB_PREFIX = "hf://"
 WEIGHTS = ("*.safetensors",)
 NEVER = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ckpt", "original/*", "consolidated*")
+
+SMALL = 4 << 20  # bytes of a tensor up to which it is fetched with the headers: norms, biases, vocabulary maps
+MOST_HEADER = 100_000_000
+
+
+class Fetched(NamedTuple):
+    """A local folder; not `complete` where large tensors are holes in files that have their headers and sizes only."""
+
+    path: Path
+    complete: bool
 
 
 def resolve(ref: str, weights: bool = True) -> Path:
@@ -32,6 +48,66 @@ def resolve(ref: str, weights: bool = True) -> Path:
             )
     name, _, revision = ref.removeprefix(HUB_PREFIX).partition("@")
     return _download(name, revision or None, weights)
+
+
+def resolve_headers(ref: str) -> Fetched:
+    """As `resolve`, but of a Hub id only the small files, the headers and the small tensors are fetched (HTTP ranges)."""
+    if not ref.startswith(HUB_PREFIX) and (Path(ref).expanduser().exists() or not _looks_like_hub_id(ref)):
+        return Fetched(resolve(ref), True)
+    snapshot = resolve(ref, weights=False)
+    name, _, revision = ref.removeprefix(HUB_PREFIX).partition("@")
+    folder = Path(tempfile.mkdtemp(prefix="ckpt-tools-headers-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for path in snapshot.iterdir():
+        if path.is_file():
+            (folder / path.name).symlink_to(path.resolve())
+    try:
+        _fetch_headers(f"{name}@{revision}" if revision else name, folder)
+    except OSError as problem:
+        raise error(
+            NotFound,
+            "hub-unreachable",
+            "the headers cannot be fetched",
+            where=ref,
+            actual=_first_line(problem),
+            fix="check the network, or download the repository first",
+        ) from problem
+    return Fetched(folder, False)
+
+
+def _fetch_headers(repository: str, folder: Path) -> None:
+    from huggingface_hub import HfFileSystem
+
+    remote = HfFileSystem()
+    for path in sorted(str(found) for found in remote.glob(f"{repository}/*.safetensors")):
+        with remote.open(path, "rb", block_size=1 << 20) as source, (folder / Path(path).name).open("wb") as target:
+            target.truncate(int(remote.size(path)))
+            for offset, data in _header_and_small(source):
+                target.seek(offset)
+                target.write(data)
+
+
+def _header_and_small(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes) of a safetensors file's header and of its small tensors; a header that is none is left to its reader."""
+    prefix = source.read(8)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or length > MOST_HEADER:
+        yield 0, prefix
+        return
+    raw = source.read(length)
+    yield 0, prefix + raw
+    for start, stop in _small(raw):
+        source.seek(8 + length + start)
+        yield 8 + length + start, source.read(stop - start)
+
+
+def _small(header: bytes) -> list[tuple[int, int]]:
+    try:
+        entries: dict[str, Any] = json.loads(header)
+        ranges = [entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"]
+        return [(start, stop) for start, stop in ranges if 0 <= stop - start <= SMALL]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []
 
 
 def _looks_like_hub_id(ref: str) -> bool:

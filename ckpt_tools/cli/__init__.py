@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "convert": (".convert", "Convert between Hugging Face and torch-dist, MTP layers included."),
     "inspect": (".inspect", "Show what a checkpoint holds and everything that is wrong with it."),
     "compare": (".compare", "Compare two checkpoints tensor by tensor, across formats and shardings."),
+    "verify-draft": (".verify_draft", "Check that a head fits its target and that the server will load it."),
     "families": (".families", "Print the support matrix."),
     "megatron-args": (".megatron_args", "Print the Megatron flags that a model needs."),
 }

@@ -10,7 +10,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from ..compare import Logical
@@ -200,3 +200,15 @@ def comparable(a: str, b: str) -> bool:
 
 def shown(value: Any) -> str:
     return "not set" if value is None else str(value)
+
+
+def record(identity: Identity) -> dict[str, Any]:
+    """As manifests keep it."""
+    return asdict(identity) | {"arch": dict(identity.arch)}
+
+
+def recorded(kept: Mapping[str, Any]) -> Identity:
+    """What `record` made; fields that a manifest does not have are absent."""
+    arch = kept.get("arch")
+    hashes = {name: str(kept.get(name) or "") for name in ("arch_hash", "tokenizer_hash", "weights_hash")}
+    return Identity(arch=arch if isinstance(arch, Mapping) else {}, **hashes)
