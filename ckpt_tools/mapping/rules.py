@@ -99,7 +99,7 @@ class Rule:
         shape = self.whole_shape
         if not self.pieces:
             return (("", shape),)
-        if sum(rows for _, rows in self.pieces) != shape[0]:
+        if self.arrangement.axis or sum(rows for _, rows in self.pieces) != shape[0]:
             raise ValueError(f"pieces {self.pieces} do not make up {shape[0]} rows")
         return tuple((f".{suffix}", (rows, *shape[1:])) for suffix, rows in self.pieces)
 
@@ -241,6 +241,8 @@ def _slots(template: str, axes: tuple[Axis, ...], hf: bool) -> list[Slot]:
             partial = [(name, place) for name, place in partial for _ in values]
         else:
             partial = [(name, (*place, i)) for name, place in partial for i in range(len(values))]
+    if "{" in rest:
+        raise ValueError(f"{template} spells its axes in another order than {[axis.name for axis in axes]}")
     return [Slot(name + rest, place) for name, place in partial]
 
 
