@@ -140,6 +140,20 @@ def test_every_float8_value_under_small_and_large_scales(tiny: Tiny, tmp_path: P
     assert torch.equal(found[finite].view(torch.int16), plain[at][finite].view(torch.int16))
 
 
+def test_a_product_that_does_not_fit_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    """400 times 200 is beyond float16."""
+    source = tiny("llama", fp8=(16, 16))
+    with changed(source / "model.safetensors") as tensors:
+        name = "model.layers.1.mlp.up_proj.weight"
+        tensors[name][40, 20] = 400
+        tensors[f"{name}_scale_inv"][2, 1] = 200
+    with pytest.raises(CkptError) as caught:
+        convert(source, tmp_path / "td", Options(dtype="F16"))
+    assert [finding.code for finding in caught.value.findings] == ["cast-overflow"]
+    assert not list(tmp_path.glob("td*"))
+    convert(source, tmp_path / "td", Options())
+
+
 def constant(tensors: Tensors, name: str) -> None:
     """192 rows and 320 columns of 2.0 (byte 0x40, 64 as an integer), in six blocks."""
     assert tensors[name].shape == (192, 320)
