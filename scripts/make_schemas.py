@@ -21,6 +21,7 @@ from ckpt_tools.convert import Result
 from ckpt_tools.drafts.verify import Verification
 from ckpt_tools.errors import ExitCode
 from ckpt_tools.inspection import Inspection
+from ckpt_tools.registry.heads import Heads
 from ckpt_tools.support import Support
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "schemas"
@@ -30,6 +31,7 @@ RESULTS: dict[str, Any] = {
     "inspect": Inspection,
     "compare": Comparison,
     "verify-draft": Verification,
+    "registry": Heads,
     "families": Support,
     "megatron-args": ModelArguments,
 }

@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": (".inspect", "Show what a checkpoint holds and everything that is wrong with it."),
     "compare": (".compare", "Compare two checkpoints tensor by tensor, across formats and shardings."),
     "verify-draft": (".verify_draft", "Check that a head fits its target and that the server will load it."),
+    "registry": (".registry", "Keep heads with their targets: add, list, show, check, resolve, remove."),
     "families": (".families", "Print the support matrix."),
     "megatron-args": (".megatron_args", "Print the Megatron flags that a model needs."),
 }

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ...errors import Finding
+from ...families import family_of
+from ...families.config import Fields
+from ...model import open_model
+from ...stores.torch_dist.reader import is_torch_dist
 from ..identity import (
     FULL,
     Identity,
@@ -11,11 +17,13 @@ from ..identity import (
     arch_hash,
     arch_mismatches,
     hash_mismatches,
+    identify,
     recorded,
     weights_hash,
 )
 from ..manifest import MANIFEST, read_manifest
-from .pair import Pair
+from ..tokenizer import read_tokenizer
+from .pair import Pair, open_target
 
 NAME = "recorded target"
 FIX = {
@@ -110,3 +118,16 @@ def _changed(pair: Pair, what: str, differing: list[Mismatch]) -> Finding:
         FIX[what],
         "error" if strict else "warning",
     )
+
+
+def identify_target(path: Path) -> Identity:
+    """The identity of a target, with its sampled weights where they are here; raises CkptError for one that no family knows."""
+    if is_torch_dist(path) or any(path.glob("*.safetensors")):
+        return identify(open_model(path), "sampled")
+    target = open_target(path)
+    fields = Fields(target.config, str(target.config_path))
+    family = family_of(fields)
+    arch = arch_fields(family, family.dims(fields))
+    fields.done()
+    tokenizer = read_tokenizer(target.root)
+    return Identity(arch, arch_hash(arch), tokenizer.hash if tokenizer else "")

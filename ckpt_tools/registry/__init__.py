@@ -1,0 +1,1 @@
+"""The registry of heads: a folder with one JSON manifest per head."""

@@ -1,0 +1,270 @@
+"""The registry: only heads that fit get in, everything is checked again, the heads of a target are found, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_tools.drafts.manifest import hash_file
+from ckpt_tools.errors import UsageProblem
+from ckpt_tools.registry.manifest import Entry, Measured, read_entry
+from ckpt_tools.registry.store import default_folder, get, path_of, put, read_all
+from tests.checkpoints import changed, changed_config
+from tests.command import Ran
+from tests.conftest import Command, Tiny
+from tests.drafts.heads import asset, eagle, eagle3, target, target_of, write_tokenizer
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def registry(command: Command, tmp_path: Path) -> Run:
+    def call(verb: str, *words: object, code: int = 0) -> Ran:
+        return command("registry", verb, *words, "--registry", tmp_path / "registry", "--json", code=code)
+
+    return call
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    made = target(tmp_path / "target", weights=True)
+    write_tokenizer(made, 32)
+    return made
+
+
+def names(ran: Ran) -> list[str]:
+    return [head["entry"]["name"] for head in ran.result["heads"]]
+
+
+def test_add_records_what_a_head_is(registry: Run, model: Path, tmp_path: Path) -> None:
+    head = eagle3(tmp_path / "head")
+    ran = registry("add", head, "--target", model, "--name", "one", "--accept-length", 2.5, "--steps", 3)
+    (entry,) = [listed["entry"] for listed in ran.result["heads"]]
+    identity = entry["target"]["identity"]
+    assert identity["arch_hash"].startswith("arch-1:") and identity["tokenizer_hash"].startswith("tokens-1:")
+    assert identity["weights_hash"].startswith("weights-sampled-1:") and identity["arch"]["hidden_size"] == 8
+    assert entry["kind"] == "eagle3" and entry["format"] == "sglang" and entry["verified"]["server"] == "sglang"
+    assert entry["files"].keys() == {"config.json", "model.safetensors"}
+    for name, stated in entry["files"].items():
+        assert stated == hash_file(head / name).model_dump()
+    assert entry["measured"] == {"accept_length": 2.5, "steps": 3}
+    assert entry["provenance"]["source"] == "head" and entry["target"]["ref"] == ""
+    assert registry("show", "one").result["heads"] == ran.result["heads"] == registry("list").result["heads"]
+
+
+def test_a_head_that_does_not_fit_is_not_added(registry: Run, model: Path, tmp_path: Path) -> None:
+    ran = registry("add", eagle(tmp_path / "head", hidden_size=6), "--target", model, "--name", "bad", code=1)
+    assert "hidden-size" in ran.codes
+    assert names(registry("list")) == [] and registry("show", "bad", code=3).codes == ["head-not-registered"]
+
+
+def test_real_heads(registry: Run, tmp_path: Path) -> None:
+    """Of the three real heads, two are of one target and one of its MiMo form."""
+    for kind in ("eagle", "eagle3", "mtp"):
+        made = target_of(kind, tmp_path / f"target-{kind}")
+        registry("add", asset(kind, tmp_path / kind), "--target", made, "--name", f"smollm2-{kind}")
+    assert names(registry("resolve", tmp_path / "target-eagle")) == ["smollm2-eagle", "smollm2-eagle3"]
+    assert names(registry("resolve", tmp_path / "target-mtp")) == ["smollm2-mtp"]
+    assert registry("check").codes == []
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../x", ".hidden", "-x", "a b", "x" * 200])
+def test_names_stay_in_the_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageProblem, match="name-invalid"):
+        path_of(tmp_path, name)
+
+
+def test_a_name_is_taken_once(registry: Run, model: Path, tmp_path: Path) -> None:
+    first, second = eagle3(tmp_path / "a"), eagle(tmp_path / "b")
+    registry("add", first, "--target", model, "--name", "x")
+    assert registry("add", second, "--target", model, "--name", "x", code=5).codes == ["name-taken"]
+    assert registry("show", "x").result["heads"][0]["entry"]["kind"] == "eagle3"
+    registry("add", second, "--target", model, "--name", "x", "--overwrite")
+    assert registry("show", "x").result["heads"][0]["entry"]["kind"] == "eagle"
+
+
+def test_remove_forgets_the_entry_only(registry: Run, model: Path, tmp_path: Path) -> None:
+    head = eagle3(tmp_path / "head")
+    registry("add", head, "--target", model, "--name", "x")
+    registry("remove", "x")
+    assert names(registry("list")) == [] and (head / "model.safetensors").is_file()
+    registry("remove", "x", code=3)
+
+
+# --- check repeats everything
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+CHANGES: dict[str, tuple[Callable[[Path, Path], Any], str, int]] = {
+    "nothing": (lambda head, model: None, "", 0),
+    "a bit of the weights": (lambda head, model: flip(head / "model.safetensors"), "file-changed", 1),
+    "a file gone": (lambda head, model: (head / "config.json").unlink(), "file-missing", 1),
+    "the head gone": (lambda head, model: shutil.rmtree(head), "ref-not-found", 3),
+    "a file more": (lambda head, model: (head / "x.txt").write_text("x"), "file-unexpected", 0),
+    "another tokenizer": (lambda head, model: write_tokenizer(model, 31), "target-changed", 1),
+    "the target gone": (lambda head, model: shutil.rmtree(model), "ref-not-found", 1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_check(registry: Run, model: Path, tmp_path: Path, name: str) -> None:
+    change, code, status = CHANGES[name]
+    head = eagle3(tmp_path / "head")
+    registry("add", head, "--target", model, "--name", "one")
+    change(head, model)
+    ran = registry("check", "one", code=min(status, 1))
+    assert ran.codes == registry("check", code=min(status, 1)).codes
+    assert (code in ran.codes) if code else ran.codes == []
+    assert all(finding["where"].startswith("one: ") for finding in ran.findings)
+
+
+def test_check_sees_a_moved_and_another_target(registry: Run, model: Path, tmp_path: Path) -> None:
+    registry("add", eagle3(tmp_path / "head"), "--target", model, "--name", "one")
+    with changed(model / "model.safetensors") as tensors:
+        tensors["model.norm.weight"] += 1
+    assert registry("check").finding("target-weights-changed")["severity"] == "warning"
+    with changed_config(model) as config:
+        config["rope_theta"] = 5e5
+    assert registry("check", code=1).finding("target-changed")["expected"] == "10000"
+
+
+def test_one_unreadable_entry_hides_no_other(registry: Run, model: Path, tmp_path: Path) -> None:
+    registry("add", eagle3(tmp_path / "head"), "--target", model, "--name", "one")
+    folder = tmp_path / "registry"
+    (folder / "bad.json").write_text("{")
+    entry = json.loads((folder / "one.json").read_text())
+    (folder / "more.json").write_text(json.dumps({**entry, "name": "more", "surprise": 1}))
+    (folder / "renamed.json").write_text(json.dumps(entry))
+    (folder / "later.json").write_text(json.dumps({**entry, "name": "later", "version": 9}))
+    ran = registry("list", code=1)
+    assert names(ran) == ["one"] and ran.codes == ["entry-unreadable"] * 4
+
+
+# --- resolve
+
+
+def test_resolve_ranks(registry: Run, model: Path, tmp_path: Path) -> None:
+    """The best measured first, those that were never measured after them, heads of other weights at the end."""
+    head = eagle3(tmp_path / "head")
+    moved = target(tmp_path / "moved", weights=True)
+    write_tokenizer(moved, 32)
+    with changed(moved / "model.safetensors") as tensors:
+        tensors["model.norm.weight"] += 1
+    other = target(tmp_path / "other", weights=True, intermediate_size=24)
+    write_tokenizer(other, 32)
+    tokens = target(tmp_path / "tokens", weights=True)
+    write_tokenizer(tokens, 32, t5="other")
+    for name, made, length in (
+        ("b-slow", model, 1.5),
+        ("c-fast", model, 3.25),
+        ("a-unknown", model, None),
+        ("d-moved", moved, 9),
+        ("e-other", other, 9),
+        ("f-tokens", tokens, 9),
+    ):
+        words = ("--accept-length", length) if length else ()
+        registry("add", head, "--target", made, "--name", name, *words)
+    ran = registry("resolve", model)
+    assert names(ran) == ["c-fast", "b-slow", "a-unknown", "d-moved"]
+    assert [head["weights"] for head in ran.result["heads"]] == ["equal", "equal", "equal", "moved"]
+
+
+def test_resolve_a_conversion(registry: Run, command: Command, shared_tiny: Tiny, tmp_path: Path) -> None:
+    """The torch-dist form of a target is the same target."""
+    folder = shared_tiny("mimo")
+    registry("add", folder, "--target", folder, "--name", "native")
+    command("convert", folder, tmp_path / "td")
+    ran = registry("resolve", tmp_path / "td")
+    assert names(ran) == ["native"] and ran.result["heads"][0]["weights"] == "equal"
+
+
+# --- where, and many at once
+
+
+def test_where_it_is(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_folder({"CKPT_TOOLS_REGISTRY": "/somewhere"}) == Path("/somewhere")
+    assert default_folder({"XDG_DATA_HOME": "/data"}) == Path("/data/ckpt-tools/registry")
+    assert default_folder({}) == Path.home() / ".local/share/ckpt-tools/registry"
+    monkeypatch.setenv("CKPT_TOOLS_REGISTRY", str(tmp_path / "named"))
+    assert command("registry", "list", "--json").result["registry"] == str(tmp_path / "named")
+    assert not (tmp_path / "named").exists()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from ckpt_tools.registry.manifest import Entry
+from ckpt_tools.registry.store import put
+from ckpt_tools.errors import OutputExists
+folder, number = Path(sys.argv[1]), sys.argv[2]
+text = Path(sys.argv[3]).read_text()
+for i in range(20):
+    put(folder, Entry.model_validate_json(text).model_copy(update={"name": f"w{number}-{i}"}))
+    try:
+        put(folder, Entry.model_validate_json(text).model_copy(update={"name": f"all-{i}", "kind": number}))
+        print(f"all-{i}")
+    except OutputExists:
+        pass
+"""
+
+
+def an_entry() -> Entry:
+    return Entry(
+        name="x",
+        added="2026-01-01T00:00:00+00:00",
+        written_by="test",
+        location="org/head",
+        kind="eagle3",
+        format="sglang",
+        architecture="A",
+        target_location="org/target",
+        target={"ref": "org/target"},
+        files={},
+        verified={"server": "sglang"},
+        measured=Measured(accept_length=2),
+    )
+
+
+def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
+    """Four processes: every name of their own is there, every shared name was won exactly once, every file is whole."""
+    (tmp_path / "entry").write_text(an_entry().model_dump_json())
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "registry")]
+    writers = [
+        subprocess.Popen([*command, str(number), str(tmp_path / "entry")], stdout=subprocess.PIPE, text=True)
+        for number in range(4)
+    ]
+    won = [name for writer in writers for name in writer.communicate(timeout=120)[0].split()]
+    assert [writer.returncode for writer in writers] == [0] * 4
+    entries, findings = read_all(tmp_path / "registry")
+    assert findings == []
+    expected = {f"w{number}-{i}" for number in range(4) for i in range(20)} | {f"all-{i}" for i in range(20)}
+    assert {entry.name for entry in entries} == expected
+    assert sorted(won) == sorted(f"all-{i}" for i in range(20))
+    assert {path.suffix for path in (tmp_path / "registry").iterdir()} == {".json", ""}
+
+
+def test_a_failed_write_leaves_the_old_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, an_entry())
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "no space")))
+    with pytest.raises(OSError):
+        put(tmp_path, an_entry().model_copy(update={"kind": "mtp"}), overwrite=True)
+    assert get(tmp_path, "x").kind == "eagle3"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "x.json"]
+
+
+def test_entries_round_trip(tmp_path: Path) -> None:
+    put(tmp_path, an_entry())
+    assert read_entry(tmp_path / "x.json") == an_entry()
