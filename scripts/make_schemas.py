@@ -18,6 +18,7 @@ from ckpt_tools.arguments import ModelArguments
 from ckpt_tools.cli.envelope import Envelope
 from ckpt_tools.compare import Comparison
 from ckpt_tools.convert import Result
+from ckpt_tools.drafts.export import Exported
 from ckpt_tools.drafts.verify import Verification
 from ckpt_tools.errors import ExitCode
 from ckpt_tools.inspection import Inspection
@@ -32,6 +33,9 @@ RESULTS: dict[str, Any] = {
     "compare": Comparison,
     "verify-draft": Verification,
     "registry": Heads,
+    "extract-draft": Exported,
+    "merge-draft": Exported,
+    "export-draft": Exported,
     "families": Support,
     "megatron-args": ModelArguments,
 }

@@ -76,7 +76,7 @@ def export_draft(
     """
     for other in (source, target):
         check_target(other, out, options.overwrite, is_written_head)
-    spec = open_draft(source, options.hf_config or _config_for(source, target), options.form)
+    spec = open_draft(source, config_for(source, target, options), options.form)
     return write_head(spec, out, read_target(target, options.target_name), options, starting)
 
 
@@ -119,10 +119,10 @@ def is_written_head(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def _config_for(source: Path, target: Path) -> Path | None:
+def config_for(source: Path, target: Path, options: Options) -> Path | None:
     """A Megatron directory that carries no config is the target's own training: its config is the target's."""
-    if not is_torch_dist(source):
-        return None
+    if options.hf_config or not is_torch_dist(source):
+        return options.hf_config
     carried = iteration_directory(source, Report()) / HF_COPY / CONFIG
     return None if carried.is_file() else target
 

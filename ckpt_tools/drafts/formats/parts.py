@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from pathlib import Path
 
 from ...engine.moves import Dequant, Move
 from ...stores.base import Chunk, Tensor
-from ..spec import HeadTensor
+from ..spec import HeadTensor, plain
 
 
 def zeros(name: str, dtype: str, shape: tuple[int, ...]) -> HeadTensor:
     """A tensor that no source stores; what no move covers is zero."""
     return HeadTensor("", Tensor(name, dtype, shape, ()), (), ())
+
+
+def stored(tensor: Tensor, files: tuple[Path, ...]) -> HeadTensor:
+    """A tensor under its own name."""
+    return plain(tensor.name, tensor, files)
 
 
 def stacked(name: str, shape: tuple[int, ...], parts: list[HeadTensor]) -> HeadTensor:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import CkptError
-from ...families.edits import edited_config, mtp_edits, quantisation_removals
+from ...families.edits import edited_config, quantisation_removals
 from ...quantised import FLOAT8, quantisation
 from ...report import Report
 from ...stores.sidecars import sidecars
@@ -17,7 +17,7 @@ from . import base
 from .eagle import layer_fields
 from .eagle_names import LAYER_NORM, MIDLAYER, QK_NORM, at_layer
 from .parts import zeros
-from .targets import Target
+from .targets import Target, count_edits
 from .writing import Made, Written
 
 FORM = "sglang"
@@ -206,7 +206,7 @@ def write_mtp(spec: DraftSpec, target: Target, report: Report) -> Written:
             fix="keep the first layer only, as a checkpoint with one MTP layer",
         )
         problem.raise_errors()
-    edits: dict[tuple[str, ...], Any] = dict(mtp_edits(target.config, spec.mtp_layers, spec.family.mtp_field))
+    edits = count_edits(spec, target)
     if quantisation(target.config) and not is_quantised(spec):
         edits |= quantisation_removals(target.config)
         report.note("quantisation-removed", "the target is quantised and the head is not; the head's config says so")

@@ -9,9 +9,11 @@ from typing import Any
 
 from ...families import FAMILIES
 from ...families.base import Family
-from ...families.config import Fields
+from ...families.config import MTP_FIELDS, Fields
 from ...families.dims import Dims
+from ...families.edits import mtp_edits
 from ...stores.hf_folder import CONFIG, read_json
+from ..spec import DraftSpec
 from .base import architecture
 
 
@@ -62,3 +64,11 @@ def read_target(path: Path, name: str = "") -> Target:
     )
     fields.done()
     return found
+
+
+def count_edits(spec: DraftSpec, target: Target) -> dict[tuple[str, ...], Any]:
+    """Edits with which the target's config counts the head's layers; none where the family's keys alone tell."""
+    assert spec.family is not None
+    if spec.family.undeclared_mtp and not any(name in target.config for name in MTP_FIELDS):
+        return {}
+    return dict(mtp_edits(target.config, spec.mtp_layers, spec.family.mtp_field))

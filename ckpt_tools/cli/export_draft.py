@@ -1,0 +1,64 @@
+"""`ckpt-tools export-draft`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..drafts.export import FORMATS, Options, export_draft
+from ..drafts.formats.sources import NAMES
+from ..refs import resolve
+from .drafts import called, show, target_name
+from .options import hf_config, size, talking, writing
+from .output import Output
+
+
+@click.command("export-draft")
+@click.argument("src")
+@click.argument("out_folder", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--target", required=True, metavar="REF", help="The model that the head drafts for.")
+@click.option(
+    "--format", "to", type=click.Choice(FORMATS), default="sglang", show_default=True, help="What OUT is for."
+)
+@click.option(
+    "--from",
+    "form",
+    type=click.Choice(NAMES),
+    help="Who made SRC, where its config does not tell (SpecForge's norm_output means something of its own).",
+)
+@hf_config
+@target_name
+@click.option("--max-shard-size", type=size, metavar="SIZE", default="5GB", show_default=True, help="Largest file.")
+@writing
+@talking("export-draft")
+def command(
+    out: Output,
+    src: str,
+    out_folder: Path,
+    target: str,
+    to: str,
+    form: str | None,
+    hf_config: str | None,
+    target_name: str | None,
+    max_shard_size: int,
+    dry_run: bool,
+    overwrite: bool,
+) -> int:
+    """Write the draft head SRC for a server.
+
+    SRC is an EAGLE or EAGLE-3 head of SafeAILab, SpecForge (also a training_state.pt), speculators, ModelOpt, AngelSlim or
+    SGLang, an MTP head, or a Megatron iteration, of which the trained MTP layers are taken.
+    """
+    options = Options(
+        format=to,
+        form=form,
+        hf_config=resolve(hf_config, weights=False) if hf_config else None,
+        target_name=called(target, target_name),
+        max_shard_size=max_shard_size,
+        dry_run=dry_run,
+        overwrite=overwrite,
+    )
+    with out.progress("writing") as starting:
+        found = export_draft(resolve(src), out_folder, resolve(target, weights=False), options, starting)
+    return out.finish(found.result, found.findings, lambda: show(out, found.result))

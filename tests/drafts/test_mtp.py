@@ -1,0 +1,326 @@
+"""MTP layers out of a model and back: bit-exact, only the shards that change, nothing in place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ckpt_tools.convert import Options as ConvertOptions
+from ckpt_tools.convert import convert
+from ckpt_tools.drafts import links
+from ckpt_tools.drafts.export import Options
+from ckpt_tools.drafts.manifest import read_manifest
+from ckpt_tools.drafts.merge import merge_draft
+from ckpt_tools.drafts.mtp import extract_draft
+from ckpt_tools.errors import CkptError, Finding, OutputExists
+from ckpt_tools.inspection import inspect_checkpoint
+from tests.checkpoints import (
+    INDEX,
+    Tensors,
+    assert_same,
+    changed,
+    changed_config,
+    config_of,
+    hf_tensors,
+    holders,
+    tree,
+    write_index,
+)
+from tests.conftest import Command, Tiny
+
+# The names of one MTP layer, as releases spell them, written down apart from the tables.
+HEADS: dict[str, tuple[str, ...]] = {
+    "mimo": ("model.mtp_layers.0.",),
+    "glm4_moe": ("model.layers.2.",),
+    "deepseek_v3": ("model.layers.2.",),
+    "qwen3_next": ("mtp.",),
+    "qwen3_5": ("mtp.",),
+}
+COPIES = ("model.layers.2.embed_tokens.weight", "model.layers.2.shared_head.head.weight")
+
+
+def head_of(tensors: Tensors, family: str) -> Tensors:
+    return {n: t for n, t in tensors.items() if n.startswith(HEADS[family]) and n not in COPIES}
+
+
+def sharded(model: Path, family: str, out: Path) -> Path:
+    """The same model in four files: two of the body, one of the head, one with the rest of both."""
+    every = hf_tensors(model)
+    head = list(head_of(every, family))
+    body = [name for name in every if name not in head]
+    third = len(body) // 3
+    parts = [body[:third], body[third : 2 * third], head[:3], body[2 * third :] + head[3:]]
+    shutil.copytree(model, out, ignore=shutil.ignore_patterns("*.safetensors", INDEX))
+    for number, names in enumerate(parts, 1):
+        file = out / f"model-{number:05d}-of-00004.safetensors"
+        save_file({name: every[name] for name in names}, file, metadata={"format": "pt"})
+    write_index(out, holders(out))
+    return out
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_extract_and_merge_are_bit_exact(family: str, tiny: Tiny, tmp_path: Path) -> None:
+    model = sharded(tiny(family, layers=2), family, tmp_path / "model")
+    every = hf_tensors(model)
+    head, before = head_of(every, family), tree(model)
+    assert head
+    found = extract_draft(model, tmp_path / "head", Options())
+    assert_same(hf_tensors(tmp_path / "head"), head)
+    assert found.result.tensors == len(head) and found.result.architecture == config_of(model)["architectures"][0]
+    assert config_of(tmp_path / "head") == config_of(model)  # the target's architecture, all of its dimensions
+    with_zeros = tmp_path / "zeros"
+    shutil.copytree(tmp_path / "head", with_zeros)
+    with changed(with_zeros / "model.safetensors") as tensors:
+        for name in tensors:
+            tensors[name] = tensors[name] * 2
+    merged = merge_draft(model, with_zeros, tmp_path / "merged", Options()).result
+    assert_same(hf_tensors(tmp_path / "merged"), {**every, **{n: t * 2 for n, t in head.items()}})
+    assert (merged.files, merged.unchanged) == (2, 2)
+    back = merge_draft(tmp_path / "merged", tmp_path / "head", tmp_path / "back", Options()).result
+    assert_same(hf_tensors(tmp_path / "back"), every)
+    assert back.files == merged.files
+    assert tree(model) == before
+    original, again = (inspect_checkpoint(folder).findings for folder in (model, tmp_path / "merged"))
+    assert [finding.code for finding in again] == [finding.code for finding in original]
+
+
+def test_only_shards_with_the_head_are_written(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = sharded(tiny("mimo"), "mimo", tmp_path / "model")
+    extract_draft(model, tmp_path / "head", Options())
+    taken: list[str] = []
+    real = links.take_over
+    monkeypatch.setattr("ckpt_tools.drafts.merge.take_over", lambda a, b: (taken.append(b.name), real(a, b)))
+    merge_draft(model, tmp_path / "head", tmp_path / "merged", Options())
+    held = {file for name, file in holders(model).items() if name.startswith(HEADS["mimo"])}
+    assert set(taken) == set(holders(model).values()) - held and len(held) == len(taken) == 2
+    for name in taken:
+        assert (tmp_path / "merged" / name).read_bytes() == (model / name).read_bytes()
+    index = json.loads((tmp_path / "merged" / INDEX).read_text())
+    assert index["weight_map"] == holders(tmp_path / "merged") == holders(model)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_head_into_a_model_without_one(shards: int, tiny: Tiny, tmp_path: Path) -> None:
+    """One file stays one file; with an index the head gets a file of its own. The config counts it."""
+    model, bare = tiny("mimo", shards=shards), tiny("mimo", shards=shards, mtp=0)
+    extract_draft(model, tmp_path / "head", Options())
+    result = merge_draft(bare, tmp_path / "head", tmp_path / "merged", Options()).result
+    merged = hf_tensors(tmp_path / "merged")
+    assert_same(merged, {**hf_tensors(bare), **head_of(hf_tensors(model), "mimo")})
+    assert config_of(tmp_path / "merged")["num_nextn_predict_layers"] == 1
+    assert (
+        (tmp_path / "merged" / INDEX).exists()
+        == (shards > 1)
+        == ("model-mtp.safetensors" in set(holders(tmp_path / "merged").values()))
+    )
+    assert (result.files, result.unchanged) == (1, 0 if shards == 1 else shards)
+    assert inspect_checkpoint(tmp_path / "merged").sound
+
+
+def test_a_linked_shard_is_never_the_sources_own_again(tiny: Tiny, tmp_path: Path) -> None:
+    """Where blocks cannot be shared the file is linked; replacing it in the output leaves the source alone."""
+    model = tiny("mimo", shards=3)
+    extract_draft(model, tmp_path / "head", Options())
+    merge_draft(model, tmp_path / "head", tmp_path / "merged", Options())
+    before = tree(model)
+    merge_draft(model, tmp_path / "head", tmp_path / "merged", Options(overwrite=True))
+    assert tree(model) == before
+
+
+def codes(failure: pytest.ExceptionInfo[CkptError]) -> list[str]:
+    return [finding.code for finding in failure.value.findings]
+
+
+def test_the_count_is_settled_first(tiny: Tiny, tmp_path: Path) -> None:
+    """The tensors are there and the config says 0: said, and taken only when asked for."""
+    model = tiny("mimo")
+    with changed_config(model) as config:
+        config["num_nextn_predict_layers"] = 0
+    with pytest.raises(CkptError) as failure:
+        extract_draft(model, tmp_path / "head", Options())
+    assert codes(failure) == ["mtp-undeclared"]
+    with pytest.raises(CkptError) as failure:
+        extract_draft(model, tmp_path / "head", Options(), layers=2)
+    assert codes(failure) == ["mtp-count"]
+    extract_draft(model, tmp_path / "head", Options(), layers=1)
+    assert config_of(tmp_path / "head")["num_nextn_predict_layers"] == 1
+
+
+def test_an_incomplete_head_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    model = tiny("mimo")
+    with changed(model / "model.safetensors") as tensors:
+        del tensors["model.mtp_layers.0.input_proj.weight"]
+    with pytest.raises(CkptError) as failure:
+        extract_draft(model, tmp_path / "head", Options())
+    assert codes(failure) == ["tensors-missing"] and not (tmp_path / "head").exists()
+
+
+def test_a_model_without_a_head_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    for model in (tiny("llama"), tiny("mimo", mtp=0)):
+        with pytest.raises(CkptError) as failure:
+            extract_draft(model, tmp_path / "head", Options())
+        assert codes(failure) == ["not-a-draft-head"]
+
+
+def test_a_head_of_another_model_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    extract_draft(tiny("mimo"), tmp_path / "head", Options())
+    for model, code in ((tiny("mimo", hidden=64), "hidden-size"), (tiny("glm4_moe"), "family-differs")):
+        with pytest.raises(CkptError) as failure:
+            merge_draft(model, tmp_path / "head", tmp_path / "out", Options())
+        assert code in codes(failure) and not (tmp_path / "out").exists()
+
+
+def test_two_layers_have_no_class(tiny: Tiny, tmp_path: Path) -> None:
+    """MiMoMTP would put both layers into one module, the last one winning."""
+    with pytest.raises(CkptError) as failure:
+        extract_draft(tiny("mimo", mtp=2), tmp_path / "head", Options())
+    assert codes(failure) == ["mtp-layers-several"]
+
+
+def test_from_megatron_the_trained_weights(tiny: Tiny, tmp_path: Path) -> None:
+    """The head that was trained is taken, never the copy that lies in the Hugging Face folder."""
+    model = tiny("mimo", shards=2)
+    trained = Path(shutil.copytree(model, tmp_path / "trained"))
+    for path in trained.glob("*.safetensors"):
+        with changed(path) as tensors:
+            for name in list(tensors):
+                tensors[name] = torch.full_like(tensors[name], 3.0)
+    convert(trained, tmp_path / "megatron", ConvertOptions())
+    found = extract_draft(tmp_path / "megatron", tmp_path / "head", Options(hf_config=model))
+    head = hf_tensors(tmp_path / "head")
+    assert head.keys() == head_of(hf_tensors(model), "mimo").keys()
+    assert all(bool((tensor == 3.0).all()) for tensor in head.values())
+    assert read_manifest(tmp_path / "head").provenance.trained and found.result.source_format == "megatron"
+    merge_draft(model, tmp_path / "megatron", tmp_path / "merged", Options())
+    merged = hf_tensors(tmp_path / "merged")
+    assert_same(merged, {**hf_tensors(model), **head})
+
+
+@pytest.mark.parametrize("family", ["mimo", "glm4_moe", "qwen3_next", "deepseek_v3"])
+def test_out_of_megatron_bit_by_bit(family: str, tiny: Tiny, tmp_path: Path) -> None:
+    """Groups of queries, halves and experts come apart as in the original."""
+    model = tiny(family)
+    convert(model, tmp_path / "megatron", ConvertOptions())
+    extract_draft(tmp_path / "megatron", tmp_path / "head", Options())
+    assert_same(hf_tensors(tmp_path / "head"), head_of(hf_tensors(model), family))
+
+
+def quantised(model: Path, **scheme: Any) -> None:
+    with changed_config(model) as config:
+        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128], **scheme}
+
+
+def test_a_bf16_head_in_a_quantised_target(tiny: Tiny, tmp_path: Path) -> None:
+    """Alone the head is not quantised; inside the target its modules are excluded, mtp.fc as well."""
+    model = tiny("qwen3_next")
+    extract_draft(model, tmp_path / "plain", Options())
+    quantised(model, modules_to_not_convert=["lm_head", "mtp.layers.0.mlp.gate"])
+    extract_draft(model, tmp_path / "head", Options())
+    assert "quantization_config" not in config_of(tmp_path / "head")
+    merge_draft(model, tmp_path / "head", tmp_path / "merged", Options())
+    listed = config_of(tmp_path / "merged")["quantization_config"]["modules_to_not_convert"]
+    assert listed[:2] == ["lm_head", "mtp.layers.0.mlp.gate"] and len(set(listed)) == len(listed)
+    wanted = {
+        "mtp.fc",
+        "mtp.layers.0.self_attn.q_proj",
+        "mtp.layers.0.mlp.experts",
+        "mtp.layers.0.mlp.shared_expert.up_proj",
+    }
+    assert wanted < set(listed)
+    assert not any("experts.0" in name for name in listed)
+
+
+def test_a_method_without_a_known_list_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    model = tiny("mimo")
+    extract_draft(model, tmp_path / "head", Options())
+    quantised(model, quant_method="other")
+    with pytest.raises(CkptError) as failure:
+        merge_draft(model, tmp_path / "head", tmp_path / "merged", Options())
+    assert codes(failure) == ["quant-exclude-unknown"]
+
+
+def test_a_quantised_head_keeps_its_scales(tiny: Tiny, tmp_path: Path) -> None:
+    model = tiny("glm4_moe", fp8=(16, 16))
+    extract_draft(model, tmp_path / "head", Options())
+    assert_same(hf_tensors(tmp_path / "head"), head_of(hf_tensors(model), "glm4_moe"))
+    assert any(name.endswith("_scale_inv") for name in hf_tensors(tmp_path / "head"))
+    assert "quantization_config" in config_of(tmp_path / "head")
+    merge_draft(model, tmp_path / "head", tmp_path / "merged", Options())
+    assert_same(hf_tensors(tmp_path / "merged"), hf_tensors(model))
+    with pytest.raises(CkptError) as failure:
+        merge_draft(tiny("glm4_moe"), tmp_path / "head", tmp_path / "other", Options())
+    assert codes(failure) == ["quantisation-differs"]
+
+
+def test_a_hook_stops_everything(tiny: Tiny, tmp_path: Path) -> None:
+    """Verification sees the finished folder, and an error of its own leaves nothing behind."""
+    model, seen = tiny("mimo", shards=2), []
+
+    def hook(folder: Path, target: Path) -> list[Finding]:
+        seen.append((sorted(path.name for path in folder.iterdir()), target))
+        return [Finding("bad", "it does not fit")]
+
+    extract_draft(model, tmp_path / "good", Options())
+    for run in (
+        lambda out: extract_draft(model, out, Options(verify=hook)),
+        lambda out: merge_draft(model, tmp_path / "good", out, Options(verify=hook)),
+    ):
+        with pytest.raises(CkptError) as failure:
+            run(tmp_path / "out")
+        assert codes(failure) == ["bad"]
+        assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+        assert {"config.json", "draft_manifest.json"} < set(seen[-1][0]) and seen[-1][1] == model
+
+
+def test_the_manifest_tells_every_file(tiny: Tiny, tmp_path: Path) -> None:
+    import hashlib
+
+    model = tiny("mimo")
+    extract_draft(model, tmp_path / "head", Options(target_name="org/model", identity={"arch_hash": "x"}))
+    manifest = read_manifest(tmp_path / "head")
+    assert (manifest.format, manifest.kind, manifest.target.ref) == ("sglang", "mtp", "org/model")
+    assert manifest.target.identity == {"arch_hash": "x"} and manifest.provenance.source == model.name
+    files = {path.name: path for path in (tmp_path / "head").iterdir() if path.name != "draft_manifest.json"}
+    assert {n: f.sha256 for n, f in manifest.files.items()} == {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()
+    }
+    assert str(tmp_path) not in (tmp_path / "head" / "draft_manifest.json").read_text()
+
+
+def test_commands(tiny: Tiny, tmp_path: Path, command: Command) -> None:
+    model, head, merged = tiny("mimo", shards=2), tmp_path / "head", tmp_path / "merged"
+    assert command("extract-draft", model, head, "--dry-run", "--json").result["dry_run"] is True
+    assert not head.exists()
+    command("extract-draft", model, head)
+    assert command("extract-draft", model, head, "--json", code=5).codes == ["output-exists"]
+    ran = command("merge-draft", model, head, merged, "--json")
+    assert ran.result["unchanged"] + ran.result["files"] == 2
+    assert_same(hf_tensors(merged), hf_tensors(model))
+    assert (
+        command(
+            "merge-draft",
+            model,
+            head,
+            model,
+            code=2,
+        ).code
+        == 2
+    )
+    with pytest.raises(OutputExists):
+        extract_draft(model, head, Options())
+
+
+def test_an_index_that_lies_is_not_copied(tiny: Tiny, tmp_path: Path) -> None:
+    """The merged index is made from the headers of the merged files."""
+    model = tiny("mimo", shards=3)
+    extract_draft(model, tmp_path / "head", Options())
+    write_index(model, holders(model), total=7)
+    merge_draft(model, tmp_path / "head", tmp_path / "merged", Options())
+    index = json.loads((tmp_path / "merged" / INDEX).read_text())
+    assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in hf_tensors(model).values())
