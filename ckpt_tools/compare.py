@@ -209,10 +209,14 @@ def _largest(here: bytearray, here_dtype: str, there: bytearray, there_dtype: st
 
 
 def duplicate_difference(model: Model, name: str, original: str) -> float | None:
-    """How a stored duplicate (a tied model's lm_head) differs from its original; None if it does not."""
+    """How a stored duplicate (a tied model's lm_head) differs from its original in value; None if it does not."""
     tensors, handles = model.store.tensors, handles_for(model.store.files)
+    views = []
+    for key in (name, original):
+        dtype = logical_dtype(tensors[key], model.scales)
+        moves = _own(tensors[key], dtype, model.scales.get(key))
+        views.append(View(tensors[key]._replace(dtype=dtype), moves, handles))
     try:
-        a, b = (View(tensors[key], _own(tensors[key], tensors[key].dtype), handles) for key in (name, original))
-        return max_difference(a, b)
+        return max_difference(views[0], views[1])
     finally:
         handles.close()

@@ -161,10 +161,11 @@ def _describe_hf(model: Model, folder: HfFolder) -> None:
     model.chosen |= _detected_variants(model, HF, folder.tensors)
     model.mtp = _count_mtp(model, set(folder.tensors), folder.report)
     model.table = model.table_with(model.mtp)
+    expected = hf_shapes(model.table)
     model.scales = read_scales(
         folder,
         model.config,
-        hf_shapes(model.table),
+        expected | {d.hf: expected[d.of] for d in model.table.duplicates},
         lambda name: model.family.scale_parts(model.dims, name),
         model.family.own_quantisation,
     )

@@ -22,7 +22,9 @@ def main(work: Path) -> int:
     inside, back, compared = (result(work, name) for name in ("inspect", "back", "compare"))
     tensors = compared["equal"] + compared["equal_values"] + len(compared["differences"])
     dims = inside["dims"]
-    table = Table(title="SmolLM2-135M with an MTP layer: Hugging Face -> torch-dist -> Hugging Face", title_style="bold")
+    table = Table(
+        title="SmolLM2-135M with an MTP layer: Hugging Face -> torch-dist -> Hugging Face", title_style="bold"
+    )
     table.add_column("")
     table.add_column("value", style="cyan")
     for label, value in (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import time
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -57,7 +56,7 @@ ACCEPTED = sorted(GOLDENS.keys() - NO_FAMILY.keys())
 
 
 def marked(chosen: list[str], slow: Callable[[Golden], bool]) -> list[Any]:
-    return [pytest.param(name, marks=[pytest.mark.slow] if slow(GOLDENS[name]) else []) for name in chosen]
+    return [pytest.param(name, marks=[pytest.mark.huge] if slow(GOLDENS[name]) else []) for name in chosen]
 
 
 def large(release: Golden) -> bool:
@@ -274,7 +273,6 @@ def sizes(result: Result) -> tuple[int, int, int, int]:
     return result.tensors, result.nbytes, result.files, result.mtp_written
 
 
-@pytest.mark.slow
 def test_a_real_conversion_of_holes(sparse: Sparse, tmp_path: Path) -> None:
     """1.7 GB with delta nets, an MTP layer and a vision tower: every byte that comes back is zero."""
     source = sparse("Qwen3.5-0.8B-Base")
@@ -290,19 +288,12 @@ def test_a_real_conversion_of_holes(sparse: Sparse, tmp_path: Path) -> None:
                 assert not any(block[: 1 << 16]) and block.count(0) == len(block)
 
 
-def test_planning_deepseek_v3_is_quick(sparse: Sparse, capsys: pytest.CaptureFixture[str]) -> None:
-    """92 thousand tensors; processor time, since other processes may share the cores."""
-    source = sparse("DeepSeek-V3")
-    began, processor = time.perf_counter(), time.process_time()
-    model = open_model(source)
-    opened = time.process_time() - processor
+def test_deepseek_v3_is_planned_in_full(sparse: Sparse) -> None:
+    """92 thousand tensors with scales: every weight has its move, and planning reads no tensor bytes (they are holes)."""
+    model = open_model(sparse("DeepSeek-V3"))
     plan = plan_megatron(model, 1, Options())
-    taken = time.process_time() - processor
-    with capsys.disabled():
-        wall = time.perf_counter() - began
-        print(f"\nDeepSeek-V3: opened in {opened:.1f} s, planned in {taken:.1f} s of processor time ({wall:.1f} s)")
     assert len(plan.program.moves) > 45_000
-    assert taken < 10
+    assert len(model.scales) > 45_000
 
 
 def test_an_unknown_dtype_is_stored_as_the_others() -> None:
