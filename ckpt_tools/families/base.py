@@ -34,6 +34,12 @@ Variants = Mapping[str, str]
 NONE: Variants = {}
 
 
+# What a family's mapping is held against, beyond the names and shapes of its releases and an exact round trip.
+LOGITS = "Megatron's logits equal transformers'"
+MTP_LOGITS = "Megatron's logits and MTP logits equal transformers'"
+STATED = "an independent statement of every tensor"
+
+
 def _whole(_: Dims, __: str) -> int:
     """Tensors are quantised as they are stored."""
     return 1
@@ -49,6 +55,7 @@ class Family:
     is not the language model (vision, audio). `slime_spec` is slime's layer plugin, where it needs one.
     `scale_parts(dims, name)`: parts of a quantised tensor whose scale grids may start anew.
     `exports` are (variant, option) that the way back always takes; `own_quantisation` is a quant_method that the table reads.
+    `proof` says what the mapping is held against (tests/oracles).
     """
 
     name: str
@@ -66,6 +73,7 @@ class Family:
     scale_parts: Callable[[Dims, str], int] = _whole
     exports: tuple[tuple[str, str], ...] = ()
     own_quantisation: str = ""
+    proof: str = STATED
 
     def defaults(self) -> dict[str, str]:
         return {variant.kind: variant.options[0] for variant in self.variants}

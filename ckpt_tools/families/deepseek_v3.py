@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..mapping.rules import Rule, Table
 from . import blocks, mla, moe, nextn
-from .base import Family, Variant, Variants
+from .base import MTP_LOGITS, Family, Variant, Variants
 from .config import Fields
 from .dims import Dims, Mla, read_dims
 from .glm4_moe import read_moe
@@ -89,9 +89,17 @@ COUNT = "num_nextn_predict_layers"
 DRAFT = "DeepseekV3ForCausalLMNextN"
 
 FAMILY = Family(
-    "deepseek_v3", "DeepSeek-V3, R1, V3.1, Moonlight", ("deepseek_v3",), dims, table, COUNT, DRAFT, variants=EXPERTS
+    "deepseek_v3",
+    "DeepSeek-V3, R1, V3.1, Moonlight",
+    ("deepseek_v3",),
+    dims,
+    table,
+    COUNT,
+    DRAFT,
+    variants=EXPERTS,
+    proof=MTP_LOGITS,
 )
-KIMI = Family("kimi_k2", "Kimi-K2", ("kimi_k2",), dims, table, COUNT, DRAFT, variants=EXPERTS)
+KIMI = Family("kimi_k2", "Kimi-K2", ("kimi_k2",), dims, table, COUNT, DRAFT, variants=EXPERTS, proof="as deepseek_v3")
 V32 = Family(
     "deepseek_v32",
     "DeepSeek-V3.2",
@@ -101,6 +109,7 @@ V32 = Family(
     COUNT,
     DRAFT,
     variants=(*EXPERTS, mla.DSA_LAYOUT),
+    proof=MTP_LOGITS,
 )
 LITE = Family(
     "glm4_moe_lite",
@@ -111,6 +120,7 @@ LITE = Family(
     COUNT,
     "Glm4MoeLiteForCausalLMNextN",
     variants=EXPERTS,
+    proof=MTP_LOGITS,
 )
 GLM5 = Family(
     "glm_moe_dsa",
@@ -121,5 +131,6 @@ GLM5 = Family(
     COUNT,
     "GlmMoeDsaForCausalLMNextN",
     variants=(*EXPERTS, mla.DSA_LAYOUT),
+    proof=MTP_LOGITS,
     slime_spec=("slime_plugins.models.glm5.glm5", "get_glm5_spec"),
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..mapping.rules import Table
 from . import blocks, moe, nextn
-from .base import Family, Variants
+from .base import MTP_LOGITS, Family, Variants
 from .config import Fields
 from .dims import Dims, Moe, read_dims, read_layers, read_rotary_percent
 
@@ -70,6 +70,7 @@ FAMILY = Family(
     table,
     mtp_field="num_nextn_predict_layers",
     draft_class="Glm4MoeForCausalLMNextN",
+    proof=MTP_LOGITS,
     variants=(
         moe.packing_variant("experts", ("model.layers.{layer}.",)),
         moe.packing_variant("mtp_experts", ("model.layers.{nextn}.",)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import dense
-from .base import Family
+from .base import LOGITS, Family
 from .config import Fields
 from .dims import LLAMA_ROPE_THETA, Dims, read_dims
 
@@ -15,4 +15,4 @@ def dims(fields: Fields) -> Dims:
     return read_dims(fields, linear_bias=attention and mlp, absent_theta=LLAMA_ROPE_THETA)
 
 
-FAMILY = Family("llama", "Llama 2, Llama 3, SmolLM2", ("llama",), dims, dense.table)
+FAMILY = Family("llama", "Llama 2, Llama 3, SmolLM2", ("llama",), dims, dense.table, proof=LOGITS)

@@ -42,4 +42,5 @@ FAMILY = Family(
     table,
     mtp_field="num_nextn_predict_layers",
     draft_class="MiMoMTP",
+    proof="Megatron's logits, and its MTP logits against the layer's own forward in MiMo's order",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import dense
-from .base import Family
+from .base import LOGITS, Family
 from .config import Fields
 from .dims import Dims, read_dims
 
@@ -12,4 +12,4 @@ def dims(fields: Fields) -> Dims:
     return read_dims(fields, qkv_bias=True)
 
 
-FAMILY = Family("qwen2", "Qwen2, Qwen2.5", ("qwen2",), dims, dense.table)
+FAMILY = Family("qwen2", "Qwen2, Qwen2.5", ("qwen2",), dims, dense.table, proof=LOGITS)

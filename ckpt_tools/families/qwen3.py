@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import dense
-from .base import Family
+from .base import LOGITS, Family
 from .config import Fields
 from .dims import Dims, read_dims
 
@@ -15,4 +15,4 @@ def dims(fields: Fields) -> Dims:
     return read_dims(fields, qk_norm=True)
 
 
-FAMILY = Family("qwen3", "Qwen3 (dense)", ("qwen3",), dims, dense.table)
+FAMILY = Family("qwen3", "Qwen3 (dense)", ("qwen3",), dims, dense.table, proof=LOGITS)

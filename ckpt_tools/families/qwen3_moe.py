@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..mapping.rules import Table
 from . import blocks, dense, moe
-from .base import Family, Variants
+from .base import LOGITS, Family, Variants
 from .config import Fields
 from .dims import Dims, Moe, read_dims
 
@@ -57,5 +57,6 @@ FAMILY = Family(
     ("qwen3_moe",),
     dims,
     table,
+    proof=LOGITS,
     variants=(moe.packing_variant("experts", ("model.layers.{layer}.",)),),
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..mapping.rules import Axis, Rule, State, Table
 from . import blocks, gdn, moe
-from .base import HF, MEGATRON, Family, Variant, Variants
+from .base import HF, MEGATRON, MTP_LOGITS, Family, Variant, Variants
 from .blocks import Place
 from .config import Fields
 from .dims import Dims, Gdn, Moe, read_dims, read_rotary_percent
@@ -156,6 +156,7 @@ FAMILY = Family(
     variants=(*_expert_variants(TEXT), gdn.GDN_LAYOUT, HALVES),
     undeclared_mtp=True,
     mtp_limit=1,
+    proof=MTP_LOGITS,
     slime_spec=("slime_plugins.models.qwen3_next", "get_qwen3_next_spec"),
 )
 DENSE = Family(
@@ -169,6 +170,7 @@ DENSE = Family(
     variants=(PREFIX, gdn.GDN_LAYOUT),
     other_towers=VISUAL,
     mtp_limit=1,
+    proof=MTP_LOGITS,
     slime_spec=FLAT_SPEC,
 )
 MOE = Family(
@@ -182,5 +184,6 @@ MOE = Family(
     variants=(PREFIX, *_expert_variants(WRAPPED, TEXT), gdn.GDN_LAYOUT),
     other_towers=VISUAL,
     mtp_limit=1,
+    proof=MTP_LOGITS,
     slime_spec=FLAT_SPEC,
 )
