@@ -50,7 +50,7 @@ def resolve(ref: str, weights: bool = True) -> Path:
     return _download(name, revision or None, weights)
 
 
-def resolve_headers(ref: str) -> Fetched:
+def resolve_headers(ref: str, small_tensors: bool = True) -> Fetched:
     """As `resolve`, but of a Hub id only the small files, the headers and the small tensors are fetched (HTTP ranges)."""
     if not ref.startswith(HUB_PREFIX) and (Path(ref).expanduser().exists() or not _looks_like_hub_id(ref)):
         return Fetched(resolve(ref), True)
@@ -62,7 +62,7 @@ def resolve_headers(ref: str) -> Fetched:
         if path.is_file():
             (folder / path.name).symlink_to(path.resolve())
     try:
-        _fetch_headers(f"{name}@{revision}" if revision else name, folder)
+        _fetch_headers(f"{name}@{revision}" if revision else name, folder, small_tensors)
     except OSError as problem:
         raise error(
             NotFound,
@@ -75,20 +75,20 @@ def resolve_headers(ref: str) -> Fetched:
     return Fetched(folder, False)
 
 
-def _fetch_headers(repository: str, folder: Path) -> None:
+def _fetch_headers(repository: str, folder: Path, small_tensors: bool) -> None:
     from huggingface_hub import HfFileSystem
 
     remote = HfFileSystem()
     for path in sorted(str(found) for found in remote.glob(f"{repository}/*.safetensors")):
         with remote.open(path, "rb", block_size=1 << 20) as source, (folder / Path(path).name).open("wb") as target:
             target.truncate(int(remote.size(path)))
-            for offset, data in _header_and_small(source):
+            for offset, data in _header_and_small(source, small_tensors):
                 target.seek(offset)
                 target.write(data)
 
 
-def _header_and_small(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of a safetensors file's header and of its small tensors; a header that is none is left to its reader."""
+def _header_and_small(source: IO[bytes], small_tensors: bool) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes) of a safetensors file's header and small tensors; a header that is none is left to its reader."""
     prefix = source.read(8)
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or length > MOST_HEADER:
@@ -96,7 +96,7 @@ def _header_and_small(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
         return
     raw = source.read(length)
     yield 0, prefix + raw
-    for start, stop in _small(raw):
+    for start, stop in _small(raw) if small_tensors else ():
         source.seek(8 + length + start)
         yield 8 + length + start, source.read(stop - start)
 

@@ -7,7 +7,7 @@ import click
 from ..drafts.identity import identity_hashes
 from ..errors import ExitCode
 from ..inspection import Inspection, inspect_checkpoint
-from ..refs import resolve
+from ..refs import resolve, resolve_headers
 from ..stores.hf_folder import INDEX, index_from_headers
 from .options import hf_config, talking
 from .output import Output, human_bytes
@@ -24,8 +24,11 @@ from .output import Output, human_bytes
 @click.option("--write-index", is_flag=True, help="First write model.safetensors.index.json again, from the headers.")
 @talking("inspect")
 def command(out: Output, ref: str, hf_config: str | None, check: bool, write_index: bool) -> int:
-    """Show format, family, dimensions, tensors folded by layer, MTP layers and every integrity finding of REF."""
-    path = resolve(ref)
+    """Show format, family, dimensions, tensors folded by layer, MTP layers and every integrity finding of REF.
+
+    Of a Hub id only config, tokenizer and headers are fetched, unless --check asks for more.
+    """
+    path = resolve(ref) if check or write_index else resolve_headers(ref, small_tensors=False).path
     if write_index:
         entries = index_from_headers(path)
         out.hint(f"{INDEX} written from the headers: {entries} tensors")
