@@ -59,6 +59,34 @@ def eagle3_tensors(
     return {**random({**outer, **norms}), **layer(prefix, 2 * h, h=h, **options), "d2t": torch.tensor(D2T), "t2d": mask}
 
 
+Q_RANK, KV_RANK, NOPE, ROPE = 24, 16, 8, 8
+
+
+def latent_tensors() -> Tensors:
+    """An EAGLE-3 head with DeepSeek's attention (for Kimi)."""
+    kept = {name: t for name, t in eagle3_tensors("layers.0.").items() if "self_attn" not in name}
+    at = "layers.0.self_attn."
+    shapes = {
+        at + "q_a_proj.weight": (Q_RANK, 2 * H),
+        at + "q_a_layernorm.weight": (Q_RANK,),
+        at + "q_b_proj.weight": (HEADS * (NOPE + ROPE), Q_RANK),
+        at + "kv_a_proj_with_mqa.weight": (KV_RANK + ROPE, 2 * H),
+        at + "kv_a_layernorm.weight": (KV_RANK,),
+        at + "kv_b_proj.weight": (HEADS * (NOPE + D), KV_RANK),
+        at + "o_proj.weight": (H, HEADS * D),
+    }
+    return kept | random(shapes)
+
+
+def latent_config() -> dict[str, Any]:
+    ranks = {"q_lora_rank": Q_RANK, "kv_lora_rank": KV_RANK, "v_head_dim": D}
+    heads = {"qk_nope_head_dim": NOPE, "qk_rope_head_dim": ROPE, "num_key_value_heads": HEADS}
+    moe = {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    config = eagle3_config(**ranks, **heads, **moe, moe_intermediate_size=F, n_shared_experts=1, moe_layer_freq=1)
+    config |= {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "deepseek_v3"}
+    return {name: value for name, value in config.items() if name != "head_dim"}
+
+
 def llama_config(**more: Any) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],

@@ -28,6 +28,8 @@ from .heads import (
     eagle3_config,
     eagle3_tensors,
     eagle_tensors,
+    latent_config,
+    latent_tensors,
     llama_config,
     random,
     speculators_config,
@@ -208,3 +210,12 @@ def test_norms_of_newer_heads(tmp_path: Path) -> None:
     assert config_of(tmp_path / "out")["fc_norm"] is True
     assert_same(tensors_of(tmp_path / "out"), tensors)
     assert open_draft(tmp_path / "out").aux == (2, 3, 4, 5)
+
+
+def test_latent_attention_keeps_its_class(tmp_path: Path) -> None:
+    head = write(tmp_path / "head", latent_config(), latent_tensors())
+    exported(head, tmp_path / "out", target(tmp_path / "target"))
+    config = config_of(tmp_path / "out")
+    assert (config["architectures"], config["model_type"]) == (["Eagle3DeepseekV2ForCausalLM"], "deepseek_v3")
+    assert_same(tensors_of(tmp_path / "out"), latent_tensors())
+    assert [f.code for f in refused(head, tmp_path / "again", format="speculators")] == ["format-cannot-express"]
