@@ -80,7 +80,7 @@ def _fetch_headers(repository: str, folder: Path, small_tensors: bool) -> None:
 
     remote = HfFileSystem()
     for path in sorted(str(found) for found in remote.glob(f"{repository}/*.safetensors")):
-        with remote.open(path, "rb", block_size=1 << 20) as source, (folder / Path(path).name).open("wb") as target:
+        with remote.open(path, "rb", block_size=1 << 18) as source, (folder / Path(path).name).open("wb") as target:
             target.truncate(int(remote.size(path)))
             for offset, data in _header_and_small(source, small_tensors):
                 target.seek(offset)

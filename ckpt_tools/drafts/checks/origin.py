@@ -110,7 +110,7 @@ def _changed(pair: Pair, what: str, differing: list[Mismatch]) -> Finding:
         )
     strict = what != "weights" or pair.rules.strict_target
     return Finding(
-        f"target-{what}-changed",
+        "target-weights-changed" if what == "weights" else "target-tokenizer-changed",
         f"the target's {what} {'are' if what == 'weights' else 'is'} not what the head was made for",
         str(pair.target.root),
         differing[0].expected,
