@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from .engine.moves import Scale
@@ -102,6 +103,7 @@ def _scale(folder: HfFolder, name: str, tensor: Tensor, scheme: Mapping[str, Any
     return None
 
 
+@lru_cache(maxsize=1024)
 def _bands(rows: int, block: int, parts: int) -> tuple[tuple[int, int, int], ...]:
     """(first row, end row, first scale row) of every part, then an end mark whose last number is all scale rows."""
     each, step = rows // parts, -(-(rows // parts) // block)

@@ -15,10 +15,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": (".inspect", "Show what a checkpoint holds and everything that is wrong with it."),
     "compare": (".compare", "Compare two checkpoints tensor by tensor, across formats and shardings."),
     "verify-draft": (".verify_draft", "Check that a head fits its target and that the server will load it."),
-    "registry": (".registry", "Keep heads with their targets: add, list, show, check, resolve, remove."),
     "extract-draft": (".extract_draft", "Take the MTP layers of a model out as a draft of their own."),
     "merge-draft": (".merge_draft", "Put MTP layers into a Hugging Face model."),
     "export-draft": (".export_draft", "Write a draft head of any producer for SGLang or speculators."),
+    "registry": (".registry", "Keep heads with their targets: add, list, show, check, resolve, remove."),
     "families": (".families", "Print the support matrix."),
     "megatron-args": (".megatron_args", "Print the Megatron flags that a model needs."),
 }

@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from ..drafts.checks.origin import identify_target
 from ..drafts.export import Exported
+from ..drafts.identity import record
+from ..drafts.verify import verify_draft
+from ..errors import CkptError, Finding
 from ..refs import HUB_PREFIX
 from .output import Output, human_bytes
 
 target_name = click.option(
     "--target-name", metavar="ORG/NAME", help="How the target is called in what is written; a Hub id says so itself."
 )
+
+verifying = click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Check the written head against its target (verify-draft).",
+)
+
+
+def verified(folder: Path, target: Path) -> Sequence[Finding]:
+    """What verify-draft says of a folder that is about to get its name."""
+    return verify_draft(folder, target).findings
+
+
+def merged(folder: Path, target: Path) -> Sequence[Finding]:
+    """As `verified`; a model with its head inside is its own target."""
+    return verify_draft(folder, folder).findings
+
+
+def identity_of(target: Path) -> dict[str, Any]:
+    """The hashes of a target for the manifest; none of a model that no family knows."""
+    try:
+        return record(identify_target(target))
+    except CkptError:
+        return {}
 
 
 def called(ref: str, name: str | None) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from ..drafts.export import FORMATS, Options, export_draft
+from ..drafts.formats.sglang import FORM as SGLANG
 from ..drafts.formats.sources import NAMES
 from ..refs import resolve
-from .drafts import called, show, target_name
+from .drafts import called, identity_of, show, target_name, verified, verifying
 from .options import hf_config, size, talking, writing
 from .output import Output
 
@@ -30,6 +31,7 @@ from .output import Output
 @hf_config
 @target_name
 @click.option("--max-shard-size", type=size, metavar="SIZE", default="5GB", show_default=True, help="Largest file.")
+@verifying
 @writing
 @talking("export-draft")
 def command(
@@ -42,6 +44,7 @@ def command(
     hf_config: str | None,
     target_name: str | None,
     max_shard_size: int,
+    verify: bool,
     dry_run: bool,
     overwrite: bool,
 ) -> int:
@@ -50,15 +53,18 @@ def command(
     SRC is an EAGLE or EAGLE-3 head of SafeAILab, SpecForge (also a training_state.pt), speculators, ModelOpt, AngelSlim or
     SGLang, an MTP head, or a Megatron iteration, of which the trained MTP layers are taken.
     """
+    goal = resolve(target, weights=False)
     options = Options(
         format=to,
         form=form,
         hf_config=resolve(hf_config, weights=False) if hf_config else None,
         target_name=called(target, target_name),
         max_shard_size=max_shard_size,
+        identity=identity_of(goal),
+        verify=verified if verify and to == SGLANG else None,
         dry_run=dry_run,
         overwrite=overwrite,
     )
     with out.progress("writing") as starting:
-        found = export_draft(resolve(src), out_folder, resolve(target, weights=False), options, starting)
+        found = export_draft(resolve(src), out_folder, goal, options, starting)
     return out.finish(found.result, found.findings, lambda: show(out, found.result))

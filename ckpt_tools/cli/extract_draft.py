@@ -9,7 +9,7 @@ import click
 from ..drafts.export import Options
 from ..drafts.mtp import extract_draft
 from ..refs import resolve
-from .drafts import called, show, target_name
+from .drafts import called, identity_of, show, target_name, verified, verifying
 from .options import hf_config, size, talking, writing
 from .output import Output
 
@@ -25,6 +25,7 @@ from .output import Output
 )
 @target_name
 @click.option("--max-shard-size", type=size, metavar="SIZE", default="5GB", show_default=True, help="Largest file.")
+@verifying
 @writing
 @talking("extract-draft")
 def command(
@@ -35,6 +36,7 @@ def command(
     mtp_layers: int | None,
     target_name: str | None,
     max_shard_size: int,
+    verify: bool,
     dry_run: bool,
     overwrite: bool,
 ) -> int:
@@ -42,13 +44,16 @@ def command(
 
     REF is a Hugging Face folder, a Hub id or a torch-dist directory. Of its weights only the head's bytes are read.
     """
+    source = resolve(ref)
     options = Options(
         hf_config=resolve(hf_config, weights=False) if hf_config else None,
         target_name=called(ref, target_name),
         max_shard_size=max_shard_size,
+        identity=identity_of(source),
+        verify=verified if verify else None,
         dry_run=dry_run,
         overwrite=overwrite,
     )
     with out.progress("writing") as starting:
-        result, findings = extract_draft(resolve(ref), out_folder, options, mtp_layers, starting)
+        result, findings = extract_draft(source, out_folder, options, mtp_layers, starting)
     return out.finish(result, findings, lambda: show(out, result))

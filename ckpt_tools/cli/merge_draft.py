@@ -9,7 +9,7 @@ import click
 from ..drafts.export import Options
 from ..drafts.merge import merge_draft
 from ..refs import resolve
-from .drafts import called, show, target_name
+from .drafts import called, identity_of, merged, show, target_name, verifying
 from .options import hf_config, talking, writing
 from .output import Output
 
@@ -20,6 +20,7 @@ from .output import Output
 @click.argument("out_folder", metavar="OUT", type=click.Path(path_type=Path))
 @hf_config
 @target_name
+@verifying
 @writing
 @talking("merge-draft")
 def command(
@@ -29,6 +30,7 @@ def command(
     out_folder: Path,
     hf_config: str | None,
     target_name: str | None,
+    verify: bool,
     dry_run: bool,
     overwrite: bool,
 ) -> int:
@@ -37,12 +39,15 @@ def command(
     DRAFT is anything that holds MTP layers: an extracted head, a speculators head, a Megatron iteration. Only shards with
     MTP tensors are written; the others are shared or linked. REF itself is never changed.
     """
+    source = resolve(ref)
     options = Options(
         hf_config=resolve(hf_config, weights=False) if hf_config else None,
         target_name=called(ref, target_name),
+        identity=identity_of(source),
+        verify=merged if verify else None,
         dry_run=dry_run,
         overwrite=overwrite,
     )
     with out.progress("writing") as starting:
-        result, findings = merge_draft(resolve(ref), resolve(draft), out_folder, options, starting)
+        result, findings = merge_draft(source, resolve(draft), out_folder, options, starting)
     return out.finish(result, findings, lambda: show(out, result))

@@ -6,7 +6,7 @@ byte s, and a value is its e2m1 number times 2^(s - 127), which bfloat16 holds e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -127,7 +127,7 @@ def companion_name(row: Bound) -> str:
     return row.hf[0].name[: len(row.hf[0].name) - len(suffix)] + template.split(".")[-1]
 
 
-def _takes(row: Bound, chunks: list[Chunk], row_bytes: int) -> Iterator[Take]:
+def _takes(row: Bound, chunks: Sequence[Chunk], row_bytes: int) -> Iterator[Take]:
     position = 0
     for block in row.rule.arrangement.blocks:
         for chunk in chunks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -124,7 +124,7 @@ def _stepping(block: Block, piece: int, start: int, taken: int, size: Shape) -> 
     )
 
 
-def _seen(chunks: list[Chunk], step: int) -> list[Chunk]:
+def _seen(chunks: Sequence[Chunk], step: int) -> list[Chunk]:
     """Chunks with the first dimension seen as [rows / step, step]; they must be whole multiples."""
     found = []
     for chunk in chunks:
@@ -156,7 +156,9 @@ class Side:
         self.scales = scales or {}
         self._boxes: dict[tuple[str, int], dict[tuple[int, ...], list[Chunk]]] = {}
 
-    def chunks(self, slot: Slot) -> list[Chunk]:
+    def chunks(self, slot: Slot) -> Sequence[Chunk]:
+        if not slot.place:
+            return self.tensors[slot.name].chunks
         key = (slot.name, len(slot.place))
         boxes = self._boxes.get(key)
         if boxes is None:
@@ -191,7 +193,7 @@ def link(rows: Iterable[Bound], hf: Side, megatron: Side, to_megatron: bool) -> 
 class Located(NamedTuple):
     """The chunks of a logical tensor, its dtype and, if it is quantised, its scales."""
 
-    chunks: list[Chunk]
+    chunks: Sequence[Chunk]
     dtype: str
     scale: Scale | None = None
 
@@ -237,7 +239,7 @@ def box_moves(
                     yield by_rows(move, extent[-1]) if isinstance(cast, Dequant) else move
 
 
-def _exactly(chunks: list[Chunk], origin: Shape, size: Shape) -> Chunk | None:
+def _exactly(chunks: Sequence[Chunk], origin: Shape, size: Shape) -> Chunk | None:
     """The chunk that is just the box, as most are."""
     return next((chunk for chunk in chunks if chunk.origin == origin and chunk.shape == size), None)
 
@@ -252,7 +254,7 @@ def by_rows(move: Move, columns: int) -> Move:
     return move._replace(source_stride=width, target_stride=target, width=width, target_width=target, rows=rows)
 
 
-def _inside(chunks: list[Chunk], origin: Shape, size: Shape) -> list[tuple[Chunk, Shape, Shape]]:
+def _inside(chunks: Sequence[Chunk], origin: Shape, size: Shape) -> list[tuple[Chunk, Shape, Shape]]:
     """Chunks that meet the box, with the meeting range in the box's own coordinates."""
     found = []
     for chunk in chunks:

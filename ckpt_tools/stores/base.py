@@ -99,7 +99,12 @@ def leading_boxes(tensor: Tensor, axes: int) -> dict[tuple[int, ...], list[Chunk
     if axes == 0:
         return {(): list(tensor.chunks)}
     found: dict[tuple[int, ...], list[Chunk]] = {}
+    ones = (1,) * axes
     for chunk in tensor.chunks:
+        if chunk.shape[:axes] == ones:  # as every writer but the plainest cuts them
+            piece = Chunk(chunk.file, chunk.offset, chunk.origin[axes:], chunk.shape[axes:])
+            found.setdefault(chunk.origin[:axes], []).append(piece)
+            continue
         step = prod(chunk.shape[axes:]) * tensor.itemsize
         for number, inner in enumerate(positions(chunk.shape[:axes])):
             index = tuple(start + i for start, i in zip(chunk.origin, inner, strict=False))
