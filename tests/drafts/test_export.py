@@ -121,3 +121,19 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
     assert "verifier-unnamed" in spoken.err and "speculators" in spoken.out
     command("export-draft", head, tmp_path / "x", "--target", goal, "--from", "nobody", code=2)
     command("export-draft", head, tmp_path / "x", code=2)
+
+
+def test_the_command_verifies_before_the_folder_gets_its_name(tmp_path: Path, command: Command) -> None:
+    """Absolute ids where offsets belong run out of the vocabulary: nothing is left, unless one insists."""
+    tensors = heads.eagle3_tensors()
+    tensors["d2t"] = torch.tensor(heads.IDS)
+    head = heads.write(tmp_path / "head", heads.eagle3_config(), tensors)
+    goal, out = heads.target(tmp_path / "target"), tmp_path / "out"
+    ran = command("export-draft", head, out, "--target", goal, "--json", code=1)
+    assert ran.codes and not out.exists() and not (tmp_path / "out.partial").exists()
+    command("export-draft", head, out, "--target", goal, "--no-verify")
+    assert out.is_dir()
+    good = heads.write(tmp_path / "good", heads.eagle3_config(), heads.eagle3_tensors())
+    ran = command("export-draft", good, tmp_path / "fine", "--target", goal, "--json")
+    assert ran.result["verified"] is True
+    assert read_manifest(tmp_path / "fine").target.identity["arch_hash"].startswith("arch-")
