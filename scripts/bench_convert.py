@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -27,89 +26,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from bench_models import FAMILIES, make_model
 
-Shapes = dict[str, tuple[int, ...]]
 Record = dict[str, Any]
 
-HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2048, 6144, 16, 8, 128, 32768
 MEASURES = ("write_s", "write_cpu_s", "wall_s", "cpu_s")
-BLOCK_VALUES, SHARD_TENSORS, POLL_S = 1 << 25, 200, 0.003
-CONFIG: Record = {"hidden_size": HIDDEN, "intermediate_size": FFN, "num_attention_heads": HEADS, "vocab_size": VOCAB}
-CONFIG |= {"num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "rms_norm_eps": 1e-06, "hidden_act": "silu"}
-CONFIG |= {"tie_word_embeddings": False, "torch_dtype": "bfloat16", "rope_theta": 1e6, "max_position_embeddings": 512}
-FAMILY_CONFIG: dict[str, Record] = {
-    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "attention_bias": False},
-    "mimo": {"architectures": ["MiMoForCausalLM"], "attention_bias": True, "num_nextn_predict_layers": 1},
-}
-
-
-def layer_shapes(family: str, prefix: str) -> Shapes:
-    """Names and shapes of one decoder layer in HF form."""
-    rows = {"q_proj": HEADS * HEAD_DIM, "k_proj": KV_HEADS * HEAD_DIM, "v_proj": KV_HEADS * HEAD_DIM}
-    shapes: Shapes = {f"self_attn.{name}.weight": (size, HIDDEN) for name, size in rows.items()}
-    if family == "mimo":
-        shapes |= {f"self_attn.{name}.bias": (size,) for name, size in rows.items()}
-    else:
-        shapes |= {f"self_attn.{name}_norm.weight": (HEAD_DIM,) for name in "qk"}
-    shapes |= {"self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD_DIM), "mlp.down_proj.weight": (HIDDEN, FFN)}
-    shapes |= {f"mlp.{name}_proj.weight": (FFN, HIDDEN) for name in ("gate", "up")}
-    shapes |= {f"{name}_layernorm.weight": (HIDDEN,) for name in ("input", "post_attention")}
-    return {prefix + name: shape for name, shape in shapes.items()}
-
-
-def model_shapes(family: str, layers: int) -> Shapes:
-    """Names and shapes of the whole model in HF form."""
-    shapes: Shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN)}
-    for i in range(layers):
-        shapes |= layer_shapes(family, f"model.layers.{i}.")
-    if family == "mimo":
-        prefix = "model.mtp_layers.0."
-        shapes |= layer_shapes(family, prefix) | {prefix + "input_proj.weight": (HIDDEN, 2 * HIDDEN)}
-        shapes |= {f"{prefix}{name}_layernorm.weight": (HIDDEN,) for name in ("token", "hidden", "final")}
-    return shapes | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCAB, HIDDEN)}
-
-
-def tensor_bytes(shape: tuple[int, ...]) -> int:
-    """Bytes of a bf16 tensor."""
-    return 2 * int(np.prod(shape))
-
-
-def write_shard(path: Path, shapes: Shapes, block: memoryview, first: int) -> None:
-    """Write one shard; tensor number ``k`` of the model starts at its own place of the repeated random block."""
-    header: Record = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        begin, end = end, end + tensor_bytes(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for k, shape in enumerate(shapes.values(), first):
-            left, at = tensor_bytes(shape), (k * 2 * 1_000_003) % len(block)
-            while left:
-                left, at = left - file.write(block[at : at + left]), 0
-
-
-def make_model(family: str, size: int, out: Path) -> None:
-    """Write an HF folder of about ``size`` bytes: random bf16 values of ordinary magnitude."""
-    fixed = sum(map(tensor_bytes, model_shapes(family, 0).values()))
-    layers = max(1, round((size - fixed) / sum(map(tensor_bytes, layer_shapes(family, "").values()))))
-    noise = np.random.default_rng(0).standard_normal(BLOCK_VALUES, dtype=np.float32) * np.float32(0.05)
-    block = memoryview((noise.view(np.uint32) >> 16).astype("<u2").tobytes())
-    out.mkdir(parents=True)
-    shapes = model_shapes(family, layers)
-    starts = range(0, len(shapes), SHARD_TENSORS)
-    where: dict[str, str] = {}
-    for i, first in enumerate(starts, 1):
-        part = dict(list(shapes.items())[first : first + SHARD_TENSORS])
-        where |= dict.fromkeys(part, f"model-{i:05d}-of-{len(starts):05d}.safetensors")
-        write_shard(out / where[next(iter(part))], part, block, first)
-    index = {"metadata": {"total_size": sum(map(tensor_bytes, shapes.values()))}, "weight_map": where}
-    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    config = CONFIG | FAMILY_CONFIG[family] | {"model_type": family, "num_hidden_layers": layers}
-    (out / "config.json").write_text(json.dumps(config, indent=2))
+POLL_S = 0.003
 
 
 def folder_bytes(folder: Path) -> int:
@@ -206,13 +128,17 @@ def print_table(report: Record) -> None:
         print(f"{row['direction']:<10}{row['measure']:<13}{numbers}")
 
 
-def bench(family: str, size: int, repeats: int, work: Path, tool: list[str]) -> Record:
+def bench(family: str, size: int, fp8: bool, repeats: int, work: Path, tool: list[str]) -> Record:
     """Make the model in ``work`` and measure."""
-    make_model(family, size, work / "hf")
+    make_model(family, size, work / "hf", fp8)
     runs = [one_repeat(tool, work) for _ in range(repeats)]
     cached = [run["source_cached"] for repeat in runs for run in repeat]
     kind = subprocess.run(["df", "--output=fstype", str(work)], capture_output=True, text=True, check=True)
-    report: Record = {"family": family, "bytes": folder_bytes(work / "hf"), "repeats": repeats}
+    report: Record = {
+        "family": family + (" fp8" if fp8 else ""),
+        "bytes": folder_bytes(work / "hf"),
+        "repeats": repeats,
+    }
     report |= {"file_system": kind.stdout.split()[-1], "source_cached_min": None if None in cached else min(cached)}
     return report | {"summary": summarise(runs), "runs": runs}
 
@@ -225,8 +151,9 @@ def gigabytes(text: str) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Time ckpt-tools convert against cp.")
-    parser.add_argument("--family", choices=sorted(FAMILY_CONFIG), default="qwen3")
+    parser.add_argument("--family", choices=sorted(FAMILIES), default="qwen3")
     parser.add_argument("--size", type=gigabytes, default="1GB", help="e.g. 5GB; three times that is needed on disk")
+    parser.add_argument("--fp8", action="store_true", help="a block-fp8 source; torch-dist is bfloat16")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workdir", type=Path, help="where a new folder is made; default: the system's temp folder")
     parser.add_argument("--keep", action="store_true", help="leave the folder in place")
@@ -235,7 +162,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     work = Path(tempfile.mkdtemp(prefix="bench_convert_", dir=options.workdir))
     try:
-        report = bench(options.family, options.size, options.repeats, work, [options.tool, "convert", "--json"])
+        report = bench(
+            options.family, options.size, options.fp8, options.repeats, work, [options.tool, "convert", "--json"]
+        )
     except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
         print(f"bench_convert: {error}", file=sys.stderr)
         return 1

@@ -32,10 +32,10 @@ RESULTS: dict[str, Any] = {
     "inspect": Inspection,
     "compare": Comparison,
     "verify-draft": Verification,
-    "registry": Heads,
     "extract-draft": Exported,
     "merge-draft": Exported,
     "export-draft": Exported,
+    "registry": Heads,
     "families": Support,
     "megatron-args": ModelArguments,
 }
