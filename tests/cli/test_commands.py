@@ -15,15 +15,28 @@ from tests.checkpoints import changed, changed_config
 from tests.conftest import Command, Tiny
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_is_listed_and_helps(name: str, command: Command) -> None:
-    assert name in command("--help").out
-    text = command(name, "--help").out
-    assert f"Usage: ckpt-tools {name}" in text
+def verbs() -> list[tuple[str, ...]]:
+    """Every command, and those of a group one by one."""
+    found: list[tuple[str, ...]] = []
+    for name in COMMANDS:
+        loaded = cli.get_command(click.Context(cli), name)
+        inner = loaded.commands if isinstance(loaded, click.Group) else None
+        found += [(name, verb) for verb in inner] if inner else [(name,)]
+    return found
+
+
+@pytest.mark.parametrize("words", verbs(), ids=" ".join)
+def test_every_command_is_listed_and_helps(words: tuple[str, ...], command: Command) -> None:
+    assert words[0] in command("--help").out
+    text = command(*words, "--help").out
+    assert f"Usage: ckpt-tools {' '.join(words)}" in text
     assert "--json" in text
     assert "--quiet" in text
-    parameters = cli.get_command(click.Context(cli), name).params  # type: ignore[union-attr]
-    assert all(p.help for p in parameters if isinstance(p, click.Option))
+    found: click.Command | None = cli
+    for word in words:
+        assert isinstance(found, click.Group)
+        found = found.get_command(click.Context(found), word)
+    assert found is not None and all(p.help for p in found.params if isinstance(p, click.Option))
 
 
 @pytest.mark.parametrize(
