@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def cast_bytes(data: memoryview, cast: Cast) -> bytes:
+def cast_bytes(data: memoryview, cast: Cast) -> memoryview:
     """`data` in the target dtype, rounded to nearest even; raises CkptError if a finite value becomes infinite."""
     import torch
 
@@ -21,7 +21,7 @@ def cast_bytes(data: memoryview, cast: Cast) -> bytes:
     return bytes_of(_converted(values, cast))
 
 
-def transformed(move: Move, raw: memoryview, sources: Handles) -> bytes:
+def transformed(move: Move, raw: memoryview, sources: Handles) -> memoryview:
     """The target bytes of a tile, row after row without gaps; `raw` spans its source rows."""
     import torch
 
@@ -41,11 +41,11 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def bytes_of(values: torch.Tensor) -> bytes:
+def bytes_of(values: torch.Tensor) -> memoryview:
+    """The elements' bytes, row-major; a view of the tensor's memory where it is contiguous."""
     import torch
 
-    made: bytes = values.contiguous().view(torch.uint8).numpy().tobytes()
-    return made
+    return values.contiguous().view(torch.uint8).numpy().reshape(-1).data
 
 
 def _converted(values: torch.Tensor, cast: Cast) -> torch.Tensor:

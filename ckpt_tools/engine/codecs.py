@@ -142,7 +142,7 @@ def _takes(row: Bound, chunks: Sequence[Chunk], row_bytes: int) -> Iterator[Take
 
 def run_decode(task: Decode, sources: Handles, targets: Handles) -> None:
     for take, first, values in _decoded(task, sources):
-        data = memoryview(bytes_of(values.to(torch_dtype(task.target))))
+        data = bytes_of(values.to(torch_dtype(task.target)))
         write_exactly(targets[take.file], data, take.offset + first * task.row_bytes)
 
 
@@ -243,4 +243,4 @@ def run_encode(task: Encode, sources: Handles, targets: Handles) -> None:
 
     data = View(task.tensor, task.moves, sources).read(task.start, task.start + task.nbytes)
     matrix = torch.frombuffer(data, dtype=torch_dtype(task.tensor.dtype)).view(task.rows, task.columns)
-    write_exactly(targets[task.file], memoryview(bytes_of(matrix.t())), task.offset)
+    write_exactly(targets[task.file], bytes_of(matrix.t()), task.offset)

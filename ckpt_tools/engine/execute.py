@@ -69,8 +69,8 @@ class _Worker:
     def _quantise(self, task: Quantise) -> None:
         weight, scale = self.targets[task.weight.file], self.targets[task.scale.file]
         for band in quantised(task, self.sources):
-            write_exactly(weight, memoryview(band.values), task.weight.offset + band.value_offset)
-            write_exactly(scale, memoryview(band.scales), task.scale.offset + band.scale_offset)
+            write_exactly(weight, band.values, task.weight.offset + band.value_offset)
+            write_exactly(scale, band.scales, task.scale.offset + band.scale_offset)
 
     def _tiled(self, move: Move) -> None:
         """Strided or casting moves in tiles of rows; a row wider than the buffer in tiles of columns."""
@@ -79,7 +79,7 @@ class _Worker:
             read_exactly(self.sources, tile.source_file, raw, tile.source)
             target, width = self.targets[tile.target_file], tile.target_width
             if tile.cast:
-                data, stride = memoryview(transformed(tile, raw, self.sources)), width
+                data, stride = transformed(tile, raw, self.sources), width
             else:
                 data, stride = raw, tile.source_stride
             if stride == width == tile.target_stride:

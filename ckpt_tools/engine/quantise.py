@@ -24,9 +24,9 @@ LARGEST = 448.0
 class Band(NamedTuple):
     """Rows of one row of blocks: their bytes and where they belong, within the weight and within the scale tensor."""
 
-    values: bytes
+    values: memoryview
     value_offset: int
-    scales: bytes
+    scales: memoryview
     scale_offset: int
 
 
