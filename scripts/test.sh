@@ -8,4 +8,4 @@ ruff format --check .
 mypy
 lint-imports --no-logo 2> /dev/null || lint-imports
 [ -n "${TEST_ALL:-}" ] || set -- -m "not huge" "$@"
-exec python -m pytest -n "${TEST_WORKERS:-2}" --dist worksteal "$@"
+exec python -m pytest -n "${TEST_WORKERS:-2}" --dist loadfile "$@"
