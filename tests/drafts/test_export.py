@@ -40,10 +40,13 @@ def test_the_trained_head_wins_over_the_targets_copy(tiny: Tiny, tmp_path: Path)
     assert manifest.provenance.trained and manifest.provenance.tensors == 16 and manifest.provenance.made == []
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe_text", "qwen3_5_text"])
-def test_mtp_through_speculators_and_back(family: str, tiny: Tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "stored"),
+    [("qwen3_next", None), ("qwen3_5_moe_text", "packed"), ("qwen3_5_moe_text", "per-expert"), ("qwen3_5_text", None)],
+)
+def test_mtp_through_speculators_and_back(family: str, stored: str | None, tiny: Tiny, tmp_path: Path) -> None:
     """Experts are packed on the way and come apart again, bit by bit, wherever the release stores them one by one."""
-    model = tiny(family, layers=4)
+    model = tiny(family, layers=4, mtp_experts=stored)
     export_draft(model, tmp_path / "theirs", model, Options(format="speculators", target_name="org/model"))
     theirs = hf_tensors(tmp_path / "theirs")
     ours = {name: tensor for name, tensor in hf_tensors(model).items() if name.startswith("mtp.")}

@@ -133,6 +133,17 @@ def test_a_linked_shard_is_never_the_sources_own_again(tiny: Tiny, tmp_path: Pat
     assert tree(model) == before
 
 
+def test_a_second_layer_does_not_stay_behind(tiny: Tiny, tmp_path: Path) -> None:
+    """One layer into a model of two: the other goes with its copies of embedding and head, and the config counts one."""
+    two, one = tiny("glm4_moe", mtp=2, shards=2), tiny("glm4_moe", mtp=1)
+    extract_draft(one, tmp_path / "head", Options())
+    merge_draft(two, tmp_path / "head", tmp_path / "merged", Options())
+    expected = {name: t for name, t in hf_tensors(two).items() if not name.startswith("model.layers.3.")}
+    assert_same(hf_tensors(tmp_path / "merged"), {**expected, **head_of(hf_tensors(one), "glm4_moe")})
+    assert config_of(tmp_path / "merged")["num_nextn_predict_layers"] == 1
+    assert inspect_checkpoint(tmp_path / "merged").sound
+
+
 def codes(failure: pytest.ExceptionInfo[CkptError]) -> list[str]:
     return [finding.code for finding in failure.value.findings]
 

@@ -113,6 +113,9 @@ CASES: dict[str, Case] = {
     "four-features": Case(eagle(heads.eagle3_config(**FOUR), FOUR_TENSORS), "LlamaForCausalLMEagle3", (EMBED,)),
     "kimi": Case(eagle(heads.latent_config(), heads.latent_tensors()), "Eagle3DeepseekV2ForCausalLM", (EMBED,)),
     "deepseek": Case(extracted("deepseek_v3"), "DeepseekV3ForCausalLMNextN"),
+    "deepseek_v32": Case(extracted("deepseek_v32"), "DeepseekV3ForCausalLMNextN"),
+    "glm_moe_dsa": Case(extracted("glm_moe_dsa"), "GlmMoeDsaForCausalLMNextN"),
+    "glm4_moe_lite": Case(extracted("glm4_moe_lite"), "Glm4MoeLiteForCausalLMNextN"),
     "glm4_moe": Case(extracted("glm4_moe"), "Glm4MoeForCausalLMNextN"),
     "qwen3_next": Case(extracted("qwen3_next", layers=4), "Qwen3NextForCausalLMMTP"),
     "broken-name": Case(

@@ -178,6 +178,20 @@ def test_what_is_no_head(tmp_path: Path) -> None:
             open_draft(folder)
 
 
+def test_tensors_that_share_a_storage(tmp_path: Path) -> None:
+    """Slices of one tensor begin somewhere inside its storage."""
+    tensors = eagle_tensors()
+    names = ["self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"]
+    parts = [tensors[f"layers.0.{name}"] for name in names]
+    fused = torch.cat(parts)
+    for name, part in zip(names, fused.split([len(part) for part in parts]), strict=True):
+        tensors[f"layers.0.{name}"] = part
+    spec = open_draft(write(tmp_path / "head", llama_config(), tensors, "pytorch_model.bin"))
+    for name, part in zip(names, parts, strict=True):
+        read = torch.frombuffer(bytearray(spec.tensors[f"layers.0.{name}"].read()), dtype=torch.bfloat16)
+        assert torch.equal(read, part.reshape(-1)), name
+
+
 class _Evil:
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         import os
