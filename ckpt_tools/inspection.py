@@ -110,11 +110,15 @@ def _identify(found: Inspection, model: Model) -> None:
     found.mtp_declared, found.mtp_found = model.declared, model.mtp
     if model.detected is not None:
         found.variants = {kind: " and ".join(values) for kind, values in model.detected.variants.items() if values}
-        found.padded_vocab_size = next(
-            r.whole_shape[0] for r in model.table.rules if r.hf == ("model.embed_tokens.weight",)
-        )
+        found.padded_vocab_size = model.stored_vocab
         _check_states(model, model.store)
-    if model.declared != model.mtp:
+    if model.declared == 0 and model.family.undeclared_mtp and model.mtp:
+        model.store.report.note(
+            "mtp-uncounted",
+            f"no config field of {model.family.name} counts MTP layers; the keys show {model.mtp}",
+            where=str(model.config_path),
+        )
+    elif model.declared != model.mtp:
         model.store.report.error(
             "config-claims-mtp" if model.declared > model.mtp else "mtp-undeclared",
             f"the config declares {model.declared} MTP layers and the keys show {model.mtp}",
