@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..engine.codecs import encode_tasks
-from ..engine.moves import Move, Side, link
+from ..engine.moves import Move, Side, link, pairs
 from ..engine.program import Program, Quantise
 from ..errors import CkptError, UsageProblem, error
 from ..mapping.arrangement import Shape
@@ -30,6 +30,7 @@ def plan_hf(model: Model, mtp: int, options: Options, duplicates: set[str]) -> P
     table = model.table_with(mtp, model.stored_vocab)
     rows = rows_of(model, table)
     locate(model.store, {slot.name for row in rows for slot in row.wholes})
+    megatron = Side(model.store.tensors)
     rows += _repeated(rows, table, duplicates)
     tensors: dict[str, tuple[str, str, Shape]] = {}
     for row in rows:
@@ -43,16 +44,17 @@ def plan_hf(model: Model, mtp: int, options: Options, duplicates: set[str]) -> P
     rest = rest_of(model, options)
     if rest:
         tensors |= {name: (name, dtype, shape) for name, dtype, shape in entries(rest)}
-    image = hf_folder.lay_out([tensors[name] for name in sorted(tensors, key=natural_order)], options.max_shard_size)
+    ordered = [tensors[name] for name in sorted(tensors, key=natural_order)]
+    image = hf_folder.lay_out(ordered, options.max_shard_size, _offsets(rows, megatron))
     virtual = _virtual(quantised, image)
-    linked = link(rows, Side({**image.tensors, **virtual}), Side(model.store.tensors), to_megatron=False)
+    linked = link(rows, Side({**image.tensors, **virtual}), megatron, to_megatron=False)
     moves, apart = _sorted_out(linked, len(image.files), len(virtual))
     tasks = [_task(tensor, moves_of, image, block) for tensor, moves_of in zip(virtual.values(), apart, strict=True)]
     sources = list(model.store.files)
     if rest:
         moves += copies(rest, image, len(sources))
         sources += rest.files
-    coded = encode_tasks(rows, image, Side(model.store.tensors))
+    coded = encode_tasks(rows, image, megatron)
     program = Program(sources, image, moves, [*tasks, *coded])
     program.check(0)
     kind = STACKED if model.naming.stacked else PER_LAYER
@@ -132,6 +134,18 @@ def _dtype(model: Model, row: Bound, slot: Slot, options: Options) -> str:
     if row.rule.shift:
         return model.reference.dtypes.get(slot.name, stored)
     return target_dtype(row.rule, stored, options.dtype)
+
+
+def _offsets(rows: list[Bound], megatron: Side) -> dict[str, int]:
+    """Where the bytes of every tensor that begins a chunk lie."""
+    found: dict[str, int] = {}
+    for row in rows:
+        wholes = [{chunk.origin[0]: chunk.offset for chunk in megatron.chunks(slot)} for slot in row.wholes]
+        for pair in pairs(row.rule):
+            at = wholes[pair.piece].get(pair.whole_origin[0])
+            if at is not None and not any(pair.part_origin) and pair.step == 1:
+                found.setdefault(row.hf[pair.part].name, at)
+    return found
 
 
 def _repeated(rows: list[Bound], table: Table, duplicates: set[str]) -> list[Bound]:

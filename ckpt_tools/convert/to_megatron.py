@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
 from ..checks import alias_names
 from ..engine.codecs import MXFP4, decode_tasks
-from ..engine.moves import Side, link
+from ..engine.moves import Side, link, pairs
 from ..engine.program import Program
 from ..errors import UsageProblem, error
 from ..families.arguments import checkpoint_arguments, indivisible, padded_vocabulary
@@ -31,6 +32,7 @@ def plan_megatron(model: Model, mtp: int, options: Options) -> Plan:
     naming = naming_of(table, _stacked(table, model, options), options.variants)
     rows = list(expand(table, naming))
     dtypes = _whole_dtypes(rows, model, options)
+    hf = Side(model.store.tensors, model.scales)
     arguments = checkpoint_arguments(model.dims, mtp, padded, options.make_vocab_size_divisible_by, dtypes[EMBEDDING])
     image = layout.lay_out(
         _planned(rows, naming, dtypes),
@@ -38,8 +40,9 @@ def plan_megatron(model: Model, mtp: int, options: Options) -> Plan:
         layout.common_state(arguments, per_layer=not naming.stacked),
         options.max_shard_size,
         alias_names(table, naming),
+        _phases(rows, hf),
     )
-    hf, megatron = Side(model.store.tensors, model.scales), Side(image.tensors)
+    megatron = Side(image.tensors)
     moves = list(link(rows, hf, megatron, to_megatron=True))
     if rest := rest_of(model, options):
         carried = carried_image(rest)
@@ -49,6 +52,29 @@ def plan_megatron(model: Model, mtp: int, options: Options) -> Plan:
     program = Program(model.store.files, image, moves, [*apart])
     program.check(_padding_bytes(rows, dtypes))
     return Plan(program, table, mtp, STACKED if naming.stacked else PER_LAYER, padded, _hidden_dtypes(rows, model))
+
+
+def _phases(rows: Iterable[Bound], hf: Side) -> layout.Phases:
+    """Where the bytes of a Megatron tensor's row come from, for rows whose source is not transformed."""
+    found: dict[tuple[str, tuple[int, ...]], list[tuple[int, int, int]]] = {}
+    for row in rows:
+        for pair in pairs(row.rule):
+            if row.rule.arrangement.axis or pair.step > 1 or row.rule.codec:
+                continue
+            slot = row.hf[pair.part]
+            (chunk, *_) = hf.chunks(slot)
+            row_bytes = prod(chunk.shape[1:]) * hf.tensors[slot.name].itemsize
+            offset = chunk.offset + pair.part_origin[0] * row_bytes
+            found.setdefault(row.wholes[pair.piece], []).append((pair.whole_origin[0], offset, row_bytes))
+
+    def phase(name: str, index: tuple[int, ...], first: int) -> int | None:
+        starts = [entry for entry in found.get((name, index), ()) if entry[0] <= first]
+        if not starts:
+            return None
+        start, offset, row_bytes = max(starts)
+        return offset + (first - start) * row_bytes
+
+    return phase
 
 
 def _planned(rows: Iterable[Bound], naming: Naming, dtypes: dict[str, str]) -> list[layout.Planned]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from ..errors import CkptError, NotFound, error
 from ..mapping.arrangement import Shape
 from ..report import Report, listed
 from .base import Chunk, Image, Literal, Source, Tensor
-from .safetensors_header import BadHeader, header_bytes, read_header
+from .safetensors_header import ALIGNMENT, PAGE, BadHeader, header_bytes, read_header
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+NOWHERE: Mapping[str, int] = {}
 MAX_SHARDS = 100_000  # a file name that says more is no shard
 REINDEX = "write the index again from the headers: `ckpt-tools inspect --write-index`"
 CURED_BY_INDEX = frozenset(("index-invalid", "index-omits", "index-wrong-shard"))
@@ -213,8 +215,12 @@ def index_from_headers(root: Path) -> int:
     return len(files)
 
 
-def lay_out(tensors: list[tuple[str, str, Shape]], max_file: int) -> Image:
-    """One file, or numbered shards of at most `max_file` bytes of data (a larger tensor stands alone) with an index."""
+def lay_out(tensors: list[tuple[str, str, Shape]], max_file: int, offsets: Mapping[str, int] = NOWHERE) -> Image:
+    """One file, or numbered shards of at most `max_file` bytes of data (a larger tensor stands alone) with an index.
+
+    `offsets` are where tensors' bytes lie in their source: each file's data begins so that most bytes keep their place
+    within a page.
+    """
     shards: list[list[tuple[str, str, Shape]]] = [[]]
     sizes = [0]
     for entry in tensors:
@@ -228,7 +234,7 @@ def lay_out(tensors: list[tuple[str, str, Shape]], max_file: int) -> Image:
     names = [SINGLE] if total == 1 else [f"model-{i:05d}-of-{total:05d}.safetensors" for i in range(1, total + 1)]
     image = Image([], [], {})
     for number, (file, shard) in enumerate(zip(names, shards, strict=True)):
-        header = header_bytes(shard)
+        header = header_bytes(shard, _phase(shard, offsets))
         image.literals.append(Literal(number, 0, header))
         position = len(header)
         for name, dtype, shape in shard:
@@ -239,6 +245,18 @@ def lay_out(tensors: list[tuple[str, str, Shape]], max_file: int) -> Image:
         files = {name: file for file, shard in zip(names, shards, strict=True) for name, _, _ in shard}
         image.small_files[INDEX] = _index_bytes(files, sum(sizes))
     return image
+
+
+def _phase(shard: list[tuple[str, str, Shape]], offsets: Mapping[str, int]) -> int | None:
+    """Where the data should begin, modulo a page, for most bytes to keep their place; None if nothing is known."""
+    votes: Counter[int] = Counter()
+    position = 0
+    for name, dtype, shape in shard:
+        nbytes = Tensor(name, dtype, shape, ()).nbytes
+        if name in offsets and (offsets[name] - position) % ALIGNMENT == 0:
+            votes[(offsets[name] - position) % PAGE] += nbytes
+        position += nbytes
+    return votes.most_common(1)[0][0] if votes else None
 
 
 def _index_bytes(files: dict[str, str], total: int) -> bytes:

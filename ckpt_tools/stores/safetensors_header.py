@@ -17,7 +17,7 @@ from .base import Chunk, Tensor
 from .dtypes import BY_NAME
 
 MAX_HEADER = 100_000_000
-ALIGNMENT = 8
+ALIGNMENT, PAGE = 8, 4096
 
 
 class BadHeader(Exception):
@@ -127,8 +127,11 @@ def _check_extent(path: Path, tensors: Iterable[Tensor], base: int, size: int) -
         )
 
 
-def header_bytes(tensors: list[tuple[str, str, Shape]]) -> bytes:
-    """Prefix and JSON of a file with these (name, dtype, shape) in this order, padded with spaces as the library pads."""
+def header_bytes(tensors: list[tuple[str, str, Shape]], phase: int | None = None) -> bytes:
+    """Prefix and JSON of a file with these (name, dtype, shape) in this order, padded with spaces as the library pads.
+
+    With a `phase` the data begins there modulo a page (see stores.torch_dist.frames.tensor_frame).
+    """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, dtype, shape in tensors:
@@ -136,5 +139,5 @@ def header_bytes(tensors: list[tuple[str, str, Shape]]) -> bytes:
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
         position = end
     raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    raw += b" " * (-len(raw) % ALIGNMENT)
+    raw += b" " * (-len(raw) % ALIGNMENT if phase is None else (phase - 8 - len(raw)) % PAGE)
     return len(raw).to_bytes(8, "little") + raw

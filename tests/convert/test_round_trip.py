@@ -57,7 +57,8 @@ def test_round_trip(model: str, written: str, shared_tiny: Tiny, command: Comman
     assert _others(back) == _others(source)
 
     command("convert", back, again, *words)
-    assert tree(again) == tree(there)
+    # frames keep the place that their bytes had within a page of the source, so files may differ in padding
+    assert_same(megatron_tensors(again), megatron_tensors(there))
 
 
 def _others(folder: Path) -> dict[str, bytes]:

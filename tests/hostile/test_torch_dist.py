@@ -251,10 +251,10 @@ NOT_A_TENSOR = {
 
 @pytest.mark.parametrize("name", NOT_A_TENSOR)
 def test_a_frame_that_holds_no_tensor(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor_frame.cache_clear()
+    frames._tensor_head.cache_clear()
     monkeypatch.setattr(frames, "_tensor_pickle", lambda *_: op.program(NOT_A_TENSOR[name]))
     frame = tensor_frame("F32", (2,))
-    tensor_frame.cache_clear()
+    frames._tensor_head.cache_clear()
     (tmp_path / "frame").write_bytes(frame.head + bytes(8) + frame.tail)
     with (tmp_path / "frame").open("rb") as stream, pytest.raises(CkptError) as caught:
         read_payload(stream.fileno(), 0, frame.size, "here")

@@ -157,3 +157,14 @@ def test_objects(value: Any, tmp_path: Path) -> None:
 
 def test_dtypes_match_torch() -> None:
     assert all(isinstance(dtype, torch.dtype) for dtype in TORCH.values())
+
+
+@pytest.mark.parametrize(("at", "phase"), [(0, None), (7, None), (123, 1), (64, 77), (5000, 4095), (4090, 8)])
+def test_a_payload_lies_where_it_was_asked_to(at: int, phase: int | None) -> None:
+    """Any phase loads: torch copies the record out of the archive."""
+    tensor = torch.arange(24, dtype=torch.bfloat16).view(2, 3, 4)
+    frame = tensor_frame("BF16", (2, 3, 4), at, phase)
+    start = at + len(frame.head)
+    assert start % frames.ALIGNMENT == 0 if phase is None else start % frames.PAGE == phase
+    data = frame.head + tensor.view(torch.uint8).numpy().tobytes() + frame.tail
+    assert torch.equal(torch.load(io.BytesIO(data), weights_only=True), tensor)

@@ -21,7 +21,7 @@ from ..dtypes import BY_NAME, BY_STORAGE, BY_TORCH
 from . import opcodes as op
 from .pickles import Inert, Storage, loads
 
-ALIGNMENT = 64
+ALIGNMENT, PAGE = 64, 4096
 LIMIT = 0xFFFF_FFFF
 ROOT = "archive/"
 LOCAL, CENTRAL, END = "<4s5H3I2H", "<4s6H3I5H2I", "<4s4H2IH"
@@ -76,17 +76,28 @@ def _small_records(pickled: bytes) -> tuple[bytes, list[_Record]]:
     return head, records
 
 
-@cache
-def tensor_frame(dtype: str, shape: Shape) -> Frame:
-    """The frame of a contiguous tensor; raises ValueError at 4 GiB, which chunking stays far below."""
+def tensor_frame(dtype: str, shape: Shape, at: int = 0, phase: int | None = None) -> Frame:
+    """The frame of a contiguous tensor, to lie at byte `at` of its file.
+
+    The payload begins at a multiple of 64 of the file, or at `phase` modulo a page: bytes that keep their place within a
+    page are copied by the kernel page by page, others at half the speed. Raises ValueError at 4 GiB, which chunking stays
+    far below.
+    """
     payload = prod(shape) * BY_NAME[dtype].itemsize
     if payload >= LIMIT:
         raise ValueError(f"a frame of {payload} bytes needs zip64; cut the chunk")
-    head, records = _small_records(_tensor_pickle(dtype, shape))
+    head, records = _tensor_head(dtype, shape)
     record = _Record((ROOT + "data/0").encode(), len(head), 0, payload)
-    gap = -(len(head) + _LOCAL_SIZE + len(record.name) + 4) % ALIGNMENT
+    start = at + len(head) + _LOCAL_SIZE + len(record.name) + 4
+    gap = -start % ALIGNMENT if phase is None else (phase - start) % PAGE
     head += _local(record, struct.pack("<2sH", b"FB", gap) + b"\0" * gap)
     return Frame(head, payload, _directory([*records, record], len(head) + payload))
+
+
+@cache
+def _tensor_head(dtype: str, shape: Shape) -> tuple[bytes, tuple[_Record, ...]]:
+    head, records = _small_records(_tensor_pickle(dtype, shape))
+    return head, tuple(records)
 
 
 def object_frame(pickled: bytes) -> bytes:

@@ -6,7 +6,7 @@ import argparse
 import itertools
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from ...mapping.arrangement import Shape
 from ..base import Chunk, Image, Literal, Tensor, positions
 from ..dtypes import BY_NAME
-from .frames import object_frame, tensor_frame
+from .frames import PAGE, object_frame, tensor_frame
 from .metadata import Box, Entry, Stored
 from .metadata_writer import serialise
 
@@ -64,13 +64,25 @@ class _Files:
         self.limit = limit
         self.files: list[tuple[str, int]] = [("__0_0.distcp", 0)]
 
-    def take(self, size: int) -> tuple[int, int]:
-        name, used = self.files[-1]
+    def room(self, size: int) -> tuple[int, int]:
+        """(file, offset) where `size` bytes have room, in a new file if need be."""
+        used = self.files[-1][1]
         if used and used + size > self.limit:
             self.files.append((f"__0_{len(self.files)}.distcp", 0))
-            name, used = self.files[-1]
-        self.files[-1] = (name, used + size)
+            used = 0
         return len(self.files) - 1, used
+
+    def take(self, size: int) -> None:
+        """Bytes of the last file are handed out."""
+        name, used = self.files[-1]
+        self.files[-1] = (name, used + size)
+
+
+Phases = Callable[[str, Shape, int], int | None]
+
+
+def _no_phase(name: str, index: Shape, row: int) -> None:
+    """Nothing is known of where a tensor's bytes come from."""
 
 
 def lay_out(
@@ -79,18 +91,21 @@ def lay_out(
     common: Mapping[str, Any],
     max_file: int,
     aliases: Mapping[str, str] | None = None,
+    phases: Phases = _no_phase,
 ) -> Image:
     """Every byte of a directory that holds `tensors` and `[None]` objects under the names `objects`.
 
-    `aliases` are further names -> the tensor whose bytes they share.
+    `aliases` are further names -> the tensor whose bytes they share. `phases(name, index, row)` is the source offset of the
+    first byte of that row, or None: payloads keep its place within a page, which the kernel copies fastest.
     """
     files = _Files(max_file)
     image = Image([], [], {})
-    entries = [_place(planned, files, image) for planned in tensors]
+    entries = [_place(planned, files, image, phases) for planned in tensors]
     placed = {entry.name: entry for entry in entries}
     entries += [replace(placed[name], name=alias) for alias, name in (aliases or {}).items()]
     state = object_frame(EXTRA_STATE_NONE)
-    number, offset = files.take(len(state))
+    number, offset = files.room(len(state))
+    files.take(len(state))
     image.literals.append(Literal(number, offset, state))
     place = Stored(files.files[number][0], offset, len(state))
     image.files = files.files
@@ -102,7 +117,7 @@ def lay_out(
     return image
 
 
-def _place(planned: Planned, files: _Files, image: Image) -> Entry:
+def _place(planned: Planned, files: _Files, image: Image, phases: Phases) -> Entry:
     boxes, chunks = [], []
     ranges = _row_ranges(planned)
     ones = (1,) * len(planned.leading)
@@ -111,8 +126,10 @@ def _place(planned: Planned, files: _Files, image: Image) -> Entry:
             logical = (stop - start, *planned.logical[1:])
             origin = (*index, start, *(0,) * (len(planned.logical) - 1))
             shape = (*ones, *logical)
-            frame = tensor_frame(planned.dtype, shape)
-            number, offset = files.take(frame.size)
+            size = prod(logical) * BY_NAME[planned.dtype].itemsize
+            number, offset = files.room(size + 2 * PAGE)
+            frame = tensor_frame(planned.dtype, shape, offset, phases(planned.name, index, start))
+            files.take(frame.size)
             payload = offset + len(frame.head)
             image.literals.append(Literal(number, offset, frame.head))
             image.literals.append(Literal(number, payload + frame.payload, frame.tail))
