@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from .cast import transformed
@@ -34,7 +35,8 @@ class Timing:
 
 
 class _Worker:
-    def __init__(self, program: Program, root: Path) -> None:
+    def __init__(self, program: Program, root: Path, writing: list[threading.Lock]) -> None:
+        self.writing = writing
         self.sources = Handles(program.sources, os.O_RDONLY)
         self.targets = Handles([root / name for name, _ in program.image.files], os.O_RDWR)
         self.buffer = memoryview(bytearray(BUFFER))
@@ -50,7 +52,8 @@ class _Worker:
             run_encode(task, self.sources, self.targets)
         elif task.rows == 1 and task.cast is None:
             target = self.targets[task.target_file]
-            copy_range(self.sources, task.source_file, task.source, target, task.target, task.width, self.buffer)
+            with self.writing[task.target_file]:  # the kernel lets one thread write to a file; the others would spin
+                copy_range(self.sources, task.source_file, task.source, target, task.target, task.width, self.buffer)
         else:
             self._tiled(task)
         return task.nbytes
@@ -93,6 +96,24 @@ class _Worker:
         self.targets.close()
 
 
+def _spread(tasks: Iterable[Task], threads: int) -> Iterator[Task]:
+    """Tasks of `threads` files in turn, so that threads seldom want the same file."""
+    by_file: dict[int, list[Task]] = {}
+    for task in tasks:
+        by_file.setdefault(_file_of(task), []).append(task)
+    files = list(by_file.values())
+    for first in range(0, len(files), threads):
+        for together in zip_longest(*files[first : first + threads]):
+            yield from (task for task in together if task is not None)
+
+
+def _file_of(task: Task) -> int:
+    """The destination file of a task; -1 for matrices made apart, which go first."""
+    if isinstance(task, Move):
+        return task.target_file
+    return task.file if isinstance(task, Gather) else -1
+
+
 def execute(program: Program, root: Path, progress: Progress | None = None) -> Timing:
     """Write the program's image under `root`; raises what a thread raised, after all have stopped."""
     started, cpu = time.perf_counter(), time.process_time()
@@ -100,10 +121,11 @@ def execute(program: Program, root: Path, progress: Progress | None = None) -> T
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         with (root / name).open("xb") as stream:
             stream.truncate(size)
-    tasks, lock, stop = program.tasks(), threading.Lock(), threading.Event()
+    tasks, lock, stop = _spread(program.tasks(), THREADS), threading.Lock(), threading.Event()
+    writing = [threading.Lock() for _ in program.image.files]
 
     def work() -> None:
-        worker = _Worker(program, root)
+        worker = _Worker(program, root, writing)
         try:
             while not stop.is_set():
                 with lock:
