@@ -121,7 +121,8 @@ def execute(program: Program, root: Path, progress: Progress | None = None) -> T
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         with (root / name).open("xb") as stream:
             stream.truncate(size)
-    tasks, lock, stop = _spread(program.tasks(), THREADS), threading.Lock(), threading.Event()
+    threads = THREADS if program.casts else max(1, min(THREADS, len(program.image.files)))
+    tasks, lock, stop = _spread(program.tasks(), threads), threading.Lock(), threading.Event()
     writing = [threading.Lock() for _ in program.image.files]
 
     def work() -> None:
@@ -141,8 +142,8 @@ def execute(program: Program, root: Path, progress: Progress | None = None) -> T
         finally:
             worker.close()
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        futures = [pool.submit(work) for _ in range(THREADS)]
+    with ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(work) for _ in range(threads)]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
