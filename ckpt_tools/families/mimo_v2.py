@@ -22,6 +22,7 @@ MTP_NAMES = {
     "final_layernorm": "final_layernorm.weight",
 }
 FUSED, APART = "fused", "separate"
+RESTARTING = ("qkv_proj", "k_proj")  # modules whose scale grids may start anew in every part
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +163,7 @@ def quantised_parts(d: Dims, name: str) -> int:
 
     MiMo-V2-Flash's full-attention k_proj starts anew per head.
     """
-    if name.endswith("qkv_proj.weight"):
-        return d.num_key_value_heads
-    return d.num_key_value_heads if name.endswith("k_proj.weight") else 1
+    return d.num_key_value_heads if name.split(".")[-2] in RESTARTING else 1
 
 
 FAMILY = Family(
