@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..engine.codecs import encode_tasks
-from ..engine.moves import Move, Side, link, pairs
+from ..engine.moves import Move, Side, link, paired
 from ..engine.program import Program, Quantise
 from ..errors import CkptError, UsageProblem, error
 from ..mapping.arrangement import Shape
@@ -139,9 +139,9 @@ def _dtype(model: Model, row: Bound, slot: Slot, options: Options) -> str:
 def _offsets(rows: list[Bound], megatron: Side) -> dict[str, int]:
     """Where the bytes of every tensor that begins a chunk lie."""
     found: dict[str, int] = {}
-    for row in rows:
+    for row, boxes in paired(rows):
         wholes = [{chunk.origin[0]: chunk.offset for chunk in megatron.chunks(slot)} for slot in row.wholes]
-        for pair in pairs(row.rule):
+        for pair in boxes:
             at = wholes[pair.piece].get(pair.whole_origin[0])
             if at is not None and not any(pair.part_origin) and pair.step == 1:
                 found.setdefault(row.hf[pair.part].name, at)

@@ -7,7 +7,7 @@ from math import prod
 
 from ..checks import alias_names
 from ..engine.codecs import MXFP4, decode_tasks
-from ..engine.moves import Side, link, pairs
+from ..engine.moves import Side, link, paired
 from ..engine.program import Program
 from ..errors import UsageProblem, error
 from ..families.arguments import checkpoint_arguments, indivisible, padded_vocabulary
@@ -57,8 +57,8 @@ def plan_megatron(model: Model, mtp: int, options: Options) -> Plan:
 def _phases(rows: Iterable[Bound], hf: Side) -> layout.Phases:
     """Where the bytes of a Megatron tensor's row come from, for rows whose source is not transformed."""
     found: dict[tuple[str, tuple[int, ...]], list[tuple[int, int, int]]] = {}
-    for row in rows:
-        for pair in pairs(row.rule):
+    for row, boxes in paired(rows):
+        for pair in boxes:
             if row.rule.arrangement.axis or pair.step > 1 or row.rule.codec:
                 continue
             slot = row.hf[pair.part]

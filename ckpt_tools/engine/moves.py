@@ -168,13 +168,8 @@ class Side:
 
 def link(rows: Iterable[Bound], hf: Side, megatron: Side, to_megatron: bool) -> Iterator[Move]:
     """The moves that build the destination side from the source side, row by row of the table."""
-    rule: Rule | None = None
-    boxes: tuple[Pair, ...] = ()
-    for row in rows:
-        if row.rule.codec:
-            continue  # its parts are stored encoded: engine.codecs reads and writes them
-        if row.rule is not rule:
-            rule, boxes = row.rule, pairs(row.rule)
+    for row, boxes in paired(row for row in rows if row.rule.codec is None):
+        # encoded parts are read and written by engine.codecs
         wholes = [Located(megatron.chunks(slot), megatron.tensors[slot.name].dtype) for slot in row.wholes]
         parts = [
             Located(hf.chunks(slot), hf.tensors[slot.name].dtype, hf.scales.get(slot.name) if to_megatron else None)
@@ -188,6 +183,16 @@ def link(rows: Iterable[Bound], hf: Side, megatron: Side, to_megatron: bool) -> 
                 whole = (whole[0]._replace(chunks=_seen(whole[0].chunks, 1)), whole[1])
             source, target = (part, whole) if to_megatron else (whole, part)
             yield from box_moves(source, target, pair.size, shift)
+
+
+def paired(rows: Iterable[Bound]) -> Iterator[tuple[Bound, tuple[Pair, ...]]]:
+    """Rows with their rule's pairs, which the rows of one rule share."""
+    rule: Rule | None = None
+    boxes: tuple[Pair, ...] = ()
+    for row in rows:
+        if row.rule is not rule:
+            rule, boxes = row.rule, pairs(row.rule)
+        yield row, boxes
 
 
 class Located(NamedTuple):
