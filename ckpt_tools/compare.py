@@ -11,6 +11,7 @@ from .engine.codecs import DecodedView, Stored, stored_matrix
 from .engine.files import Handles
 from .engine.moves import Cast, Located, Move, Scale, Side, box_moves, link
 from .engine.view import View, handles_for
+from .errors import Finding
 from .mapping.rules import Bound, decoded_rows, stored_shape
 from .model import Model, rows_of
 from .quantised import logical_dtype
@@ -220,3 +221,27 @@ def duplicate_difference(model: Model, name: str, original: str) -> float | None
         return max_difference(views[0], views[1])
     finally:
         handles.close()
+
+
+TIED_HEAD = "lm_head.weight"
+
+
+def duplicate_finding(name: str, original: str, worst: float, where: str) -> Finding:
+    """What is wrong with a stored duplicate that differs from its original by `worst`."""
+    if name == TIED_HEAD:
+        return Finding(
+            "tie-conflict",
+            f"the config ties {name} to {original}, and they differ",
+            where=where,
+            expected="equal tensors, or tie_word_embeddings false",
+            actual=f"max |difference| {worst:g}",
+            fix="if the head is a real one, set tie_word_embeddings to false in config.json",
+        )
+    return Finding(
+        "copy-differs",
+        f"{name} is stored as a copy of {original}, and they differ",
+        where=where,
+        expected="equal tensors",
+        actual=f"max |difference| {worst:g}",
+        fix="`convert --duplicates keep-main` takes the main one; servers never read the copy",
+    )

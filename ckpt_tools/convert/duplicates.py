@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..compare import duplicate_difference
-from ..errors import CkptError, error
+from ..compare import TIED_HEAD, duplicate_difference, duplicate_finding
+from ..errors import CkptError
 from ..model import Model
 from ..report import Report
 from ..stores.torch_dist.reader import TorchDist
@@ -25,31 +25,8 @@ def settle_duplicates(model: Model, options: Options, report: Report) -> set[str
         worst = duplicate_difference(model, name, original)
         if worst is None:
             report.note("tied-copy", f"{name} equals {original} and is stored once", where=where)
-        elif name == TIED_HEAD:
-            raise error(
-                CkptError,
-                "tie-conflict",
-                f"the config ties {name} to {original}, and they differ",
-                where=where,
-                expected="equal tensors, or tie_word_embeddings false",
-                actual=f"max |difference| {worst:g}",
-                fix="if the head is a real one, set tie_word_embeddings to false in config.json",
-            )
-        elif options.duplicates == KEEP_MAIN:
-            report.warn(
-                "copy-differs", f"{name} differs from {original} and was given up", where=where, actual=f"{worst:g}"
-            )
+        elif name != TIED_HEAD and options.duplicates == KEEP_MAIN:
+            report.warn("copy-differs", f"{name} differs from {original} and was given up", where=where, actual=f"{worst:g}")
         else:
-            raise error(
-                CkptError,
-                "copy-differs",
-                f"{name} is stored as a copy of {original}, and they differ",
-                where=where,
-                expected="equal tensors",
-                actual=f"max |difference| {worst:g}",
-                fix="--duplicates keep-main takes the main one; servers never read the copy",
-            )
+            raise CkptError(duplicate_finding(name, original, worst, where))
     return {name for name, _ in model.stored_duplicates()}
-
-
-TIED_HEAD = "lm_head.weight"

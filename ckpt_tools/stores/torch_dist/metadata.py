@@ -16,7 +16,6 @@ from ..dtypes import BY_TORCH
 from .pickles import Inert, loads
 
 DCP = "torch.distributed.checkpoint.metadata"
-STORAGE_INFO = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 
 
 class Stored(NamedTuple):
