@@ -26,7 +26,9 @@ def settle_duplicates(model: Model, options: Options, report: Report) -> set[str
         if worst is None:
             report.note("tied-copy", f"{name} equals {original} and is stored once", where=where)
         elif name != TIED_HEAD and options.duplicates == KEEP_MAIN:
-            report.warn("copy-differs", f"{name} differs from {original} and was given up", where=where, actual=f"{worst:g}")
+            report.warn(
+                "copy-differs", f"{name} differs from {original} and was given up", where=where, actual=f"{worst:g}"
+            )
         else:
             raise CkptError(duplicate_finding(name, original, worst, where))
     return {name for name, _ in model.stored_duplicates()}
