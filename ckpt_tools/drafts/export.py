@@ -23,6 +23,7 @@ from .formats.targets import Target, read_target
 from .formats.writing import Written, program_of
 from .manifest import MANIFEST, Manifest, Provenance, TargetRef, hash_files, write_manifest, written_by
 from .spec import MTP, DraftSpec, open_draft
+from .vocab_map import read_ids, with_ids
 
 FORMATS = ("sglang", "speculators")
 Starting = Callable[[int], Callable[[int], None] | None]
@@ -31,13 +32,15 @@ Verify = Callable[[Path, Path], Sequence[Finding]]  # (written folder, target): 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`form` says who made the source, `hf_config` is its config where it carries none. `target_name` is what users call
+    """`form` says who made the source, `hf_config` is its config where it carries none, `vocab_map` a file
+    with the ids of its draft vocabulary where its weights hold none. `target_name` is what users call
     the target, `identity` its hashes if they are known. `verify` looks at the finished folder; an error of its own means
     that nothing is left."""
 
     format: str = "sglang"
     form: str | None = None
     hf_config: Path | None = None
+    vocab_map: Path | None = None
     target_name: str = ""
     identity: dict[str, Any] = field(default_factory=dict)
     max_shard_size: int = 5_000_000_000
@@ -77,6 +80,8 @@ def export_draft(
     for other in (source, target):
         check_target(other, out, options.overwrite, is_written_head)
     spec = open_draft(source, config_for(source, target, options), options.form)
+    if options.vocab_map:
+        spec = with_ids(spec, read_ids(options.vocab_map), options.vocab_map)
     return write_head(spec, out, read_target(target, options.target_name), options, starting)
 
 

@@ -263,7 +263,7 @@ def _check_absent(r: _Reading, spec: DraftSpec, absent: list[str]) -> None:
         D2T: (
             "d2t-missing",
             f"d2t, since the draft vocabulary has {spec.draft_vocab_size} of {spec.vocab_size} ids",
-            "without it every draft id is taken for a target id; recover it from the trainer's vocabulary mapping",
+            "without it every draft id is taken for a target id; `export-draft --vocab-map FILE` takes the trainer's own list",
         ),
         EMBED: (
             "embed-required",
