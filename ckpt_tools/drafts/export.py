@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from ..model import HF_COPY
 from ..report import Outcome, Report
 from ..stores.hf_folder import CONFIG
 from ..stores.torch_dist.reader import is_torch_dist, iteration_directory
+from .checks.pair import Pair, Rules
+from .checks.tables import check_tables
 from .formats import sglang, speculators
 from .formats.native import MEGATRON
 from .formats.speculators_mtp import FORM as SPECULATORS_MTP
@@ -82,7 +84,26 @@ def export_draft(
     spec = open_draft(source, config_for(source, target, options), options.form)
     if options.vocab_map:
         spec = with_ids(spec, read_ids(options.vocab_map), options.vocab_map)
-    return write_head(spec, out, read_target(target, options.target_name), options, starting)
+    goal = read_target(target, options.target_name)
+    if options.verify and options.format == sglang.FORM:
+        _check_tables(spec, goal, target)
+    return write_head(spec, out, goal, options, starting)
+
+
+def _check_tables(spec: DraftSpec, target: Target, path: Path) -> None:
+    """Raises CkptError where the head has a table of its own that would be left out, since SGLang takes the target's."""
+    if spec.errors or spec.kind == MTP:
+        return
+    pair = Pair(spec, target, path, Rules())
+    try:
+        check_tables(pair)
+    finally:
+        pair.close()
+    if errors := pair.report.errors:
+        fix = (
+            "serve it with what it was trained for; if it is a table that was never trained, --no-verify leaves it out"
+        )
+        raise CkptError(*(replace(finding, fix=fix) for finding in errors))
 
 
 def write_head(
