@@ -8,6 +8,8 @@ from math import prod
 from ..drafts.spec import MTP
 from ..families.dims import Dims
 from ..mapping.rules import hf_shapes
+from ..stores.dtypes import BY_NAME
+from ..stores.torch_dist.reader import TorchDist
 from .case import Case
 from .parallel import server_ranks
 
@@ -57,7 +59,13 @@ def _head(case: Case, d: Dims, width: int) -> tuple[int, int]:
         return sum(t.nbytes for t in tensors), sum(t.nbytes for t in tensors if len(t.shape) > 1)
     if case.family is None or not case.mtp:
         return 0, 0
-    chosen = dict(case.stored.chosen) if case.stored else case.family.defaults()
+    if case.stored and isinstance(case.stored.store, TorchDist):
+        entries = case.stored.store.contents.tensors.values()
+        stored = [
+            (e.shape, prod(e.shape) * BY_NAME[e.dtype].itemsize) for e in entries if e.name.partition(".")[0] == MTP
+        ]
+        return sum(size for _, size in stored), sum(size for shape, size in stored if len(shape) > 1)
+    chosen = case.family.defaults()
     body = hf_shapes(case.family.table(d, 0, d.vocab_size, chosen)).keys()
     every = hf_shapes(case.family.table(d, case.mtp, d.vocab_size, chosen))
     shapes = [shape for name, shape in every.items() if name not in body]

@@ -8,7 +8,6 @@ from ..drafts.checks.chain import chain_problem
 from ..drafts.checks.pair import Rules
 from ..drafts.servers import SGLANG_MTP
 from ..drafts.spec import open_draft
-from ..drafts.verify import verify_draft
 from ..errors import CkptError, Finding
 from .case import Case
 
@@ -164,6 +163,8 @@ def _check_pair(case: Case, draft: Path, algorithm: str) -> None:
     if case.target is None:
         case.skipped(HEAD, "no target to hold the head against")
         return
+    from ..drafts.verify import verify_draft  # it reads manifests, which takes a third of a second to import
+
     if architecture(case) in NO_PATH and draft.resolve() == case.target.read.root.resolve():
         case.note(
             "draft-path-superfluous", "SGLang takes the target's own MTP layers without --speculative-draft-model-path"
