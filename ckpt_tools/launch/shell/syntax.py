@@ -9,6 +9,8 @@ from .lexer import NAME, NAME_START, Lexer, Operator, ScriptError, Token, Word
 
 DECLARING = ("export", "local", "declare", "readonly", "typeset")
 REDIRECTIONS = ("<", ">", ">>", "&>", ">&", "<&", "<>", ">|", "<<<")
+CONDITIONAL = ("&&", "||")
+SEPARATORS = ("\n", ";", "&", "|", "|&", ";;", *CONDITIONAL)
 ENDS = ("done", "fi", "else", "elif", "then", "do", "esac", "}")
 
 
@@ -96,26 +98,21 @@ class _Parser:
             raise ScriptError(f"line {line}: a block without {keyword!r}")
         self.at += 1
 
-    def _separators(self) -> None:
-        while isinstance(token := self.peek(), Operator) and token.text in (
-            "\n",
-            ";",
-            "&",
-            "&&",
-            "||",
-            "|",
-            "|&",
-            ";;",
-        ):
+    def _separators(self) -> bool:
+        """Pass what separates statements; whether the next one depends on how the last one ended."""
+        depends = False
+        while isinstance(token := self.peek(), Operator) and token.text in SEPARATORS:
+            depends = token.text in CONDITIONAL or (depends and token.text == "\n")
             self.at += 1
+        return depends
 
     def statements(self, ends: tuple[str, ...]) -> tuple[Statement, ...]:
         found: list[Statement] = []
         while True:
-            self._separators()
+            depends = self._separators()
             if self.peek() is None or self._keyword() in (ends or ENDS) or self._is(")"):
                 return tuple(found)
-            found.append(self._statement())
+            found.append(_perhaps(self._statement()) if depends else self._statement())
 
     def _statement(self) -> Statement:
         token = self.peek()
@@ -235,6 +232,14 @@ class _Parser:
         if declaring:
             return Simple(tuple(word for word in rest if assignment(word)), (), line)
         return Simple(tuple(rest[:count]), tuple(rest[count:]), line)
+
+
+def _perhaps(statement: Statement) -> Statement:
+    """What follows && or ||: a command is followed all the same, what it sets is not known."""
+    sets = not isinstance(statement, Simple) or (statement.assignments and not statement.words)
+    if sets or (isinstance(statement, Simple) and any(_set_by_command(statement))):
+        return Choice(((None, (statement,)),), statement.line)
+    return statement
 
 
 def assigned(statements: tuple[Statement, ...]) -> Iterator[tuple[str, int]]:
