@@ -23,6 +23,7 @@ from ckpt_tools.drafts.verify import Verification
 from ckpt_tools.errors import ExitCode
 from ckpt_tools.inspection import Inspection
 from ckpt_tools.launch.preflight import Preflight
+from ckpt_tools.launch.serving import ServeArgs
 from ckpt_tools.registry.heads import Heads
 from ckpt_tools.support import Support
 
@@ -38,6 +39,7 @@ RESULTS: dict[str, Any] = {
     "export-draft": Exported,
     "registry": Heads,
     "preflight": Preflight,
+    "serve-args": ServeArgs,
     "families": Support,
     "megatron-args": ModelArguments,
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write what `convert` would write of a Hugging Face folder, with right metadata and no data.
 
-The metadata, the frames of every chunk and the copy of config.json are real; the bytes of the tensors are holes, so a checkpoint of
-1.4 TB takes the disk of its metadata. For measuring and testing what reads metadata only; SOURCE may be sparse as well
+The metadata, the frames of every chunk and the copy of config.json are real; the bytes of the tensors are holes, so a
+checkpoint of 1.4 TB takes the disk of its metadata. For measuring what reads metadata only; SOURCE may be sparse as well
 (scripts/make_sparse.py).
 """
 

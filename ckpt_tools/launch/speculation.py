@@ -133,30 +133,35 @@ def check_head(case: Case) -> None:
         _check_built_in(case, algorithm)
 
 
-def _check_built_in(case: Case, algorithm: str) -> None:
+def built_in_problem(case: Case, algorithm: str) -> Finding | None:
+    """Why the server cannot draft with MTP layers of the target itself; None if it can, or if nothing tells."""
     name = architecture(case)
-    mtp = case.target.mtp if case.target else case.mtp
+    mtp = _target_layers(case)
     where = str(case.target.read.root) if case.target else case.model_path
-    problem = ""
     if algorithm not in BUILT_IN:
-        problem = f"{algorithm} needs a head of its own"
+        what = f"{algorithm} needs a head of its own"
     elif name not in SGLANG_MTP:
-        problem = f"SGLang has no MTP class for {name or 'a model without an architecture'}"
+        what = f"SGLang has no MTP class for {name or 'a model without an architecture'}"
     elif mtp == 0:
-        problem = "the target has no MTP layers"
+        what = "the target has no MTP layers"
+    else:
+        return None
+    fix = f"give a head with --{PATH[0]}, or do without speculation"
+    return Finding("draft-needed", what, where, "MTP layers in the target, or a head", f"{mtp or 0} MTP layers", fix)
+
+
+def _target_layers(case: Case) -> int | None:
+    return case.target.mtp if case.target else case.mtp
+
+
+def _check_built_in(case: Case, algorithm: str) -> None:
+    mtp = _target_layers(case)
+    if problem := built_in_problem(case, algorithm):
+        case.found(HEAD, problem)
     elif mtp is None:
         case.skipped(HEAD, "nothing says whether the target has MTP layers")
-        return
-    if problem:
-        fix = f"give a head with --{PATH[0]}, or do without speculation"
-        case.found(
-            HEAD,
-            Finding(
-                "draft-needed", problem, where, "MTP layers in the target, or a head", f"{mtp or 0} MTP layers", fix
-            ),
-        )
     else:
-        case.passed(HEAD, f"MTP layers for {SGLANG_MTP[name]}", f"{mtp} in the target")
+        case.passed(HEAD, f"MTP layers for {SGLANG_MTP[architecture(case)]}", f"{mtp} in the target")
 
 
 def _check_pair(case: Case, draft: Path, algorithm: str) -> None:

@@ -61,8 +61,7 @@ class World:
         words = getattr(self, part).split()
         at = words.index(flag)
         width = 1 if at + 1 == len(words) or words[at + 1].startswith("--") else 2
-        changed = World(**{**self.__dict__, part: " ".join(words[:at] + words[at + width :])})
-        return changed
+        return World(**{**self.__dict__, part: " ".join(words[:at] + words[at + width :])})
 
 
 @pytest.fixture
