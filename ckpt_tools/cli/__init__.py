@@ -19,6 +19,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "merge-draft": (".merge_draft", "Put MTP layers into a Hugging Face model."),
     "export-draft": (".export_draft", "Write a draft head of any producer for SGLang or speculators."),
     "registry": (".registry", "Keep heads with their targets: add, list, show, check, resolve, remove."),
+    "preflight": (".preflight", "Check script, checkpoints, head and server before a job takes a GPU."),
+    "serve-args": (".serve_args", "Print the flags with which a server speculates for a target."),
     "families": (".families", "Print the support matrix."),
     "megatron-args": (".megatron_args", "Print the Megatron flags that a model needs."),
 }
