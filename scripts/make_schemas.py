@@ -23,6 +23,7 @@ from ckpt_tools.drafts.verify import Verification
 from ckpt_tools.errors import ExitCode
 from ckpt_tools.inspection import Inspection
 from ckpt_tools.registry.heads import Heads
+from ckpt_tools.speculate.results import SmokeReport
 from ckpt_tools.support import Support
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "schemas"
@@ -36,6 +37,7 @@ RESULTS: dict[str, Any] = {
     "merge-draft": Exported,
     "export-draft": Exported,
     "registry": Heads,
+    "smoke": SmokeReport,
     "families": Support,
     "megatron-args": ModelArguments,
 }
