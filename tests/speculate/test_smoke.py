@@ -44,7 +44,7 @@ def test_a_right_head_is_lossless_and_wholly_accepted(world: tuple[Path, Path], 
     result = smoke(*world).result
     assert result["lossless"] is True
     acceptance = result["acceptance"]
-    assert acceptance["accept_rate"] > 0.9
+    assert acceptance["by_position"][0] > 0.9
     assert acceptance["accept_length"] == pytest.approx(acceptance["accepted_per_step"] + 1)
     assert acceptance["by_position"] == sorted(acceptance["by_position"], reverse=True)
     assert sum(acceptance["histogram"]) == acceptance["verifications"]
@@ -57,7 +57,7 @@ def test_a_right_head_is_lossless_and_wholly_accepted(world: tuple[Path, Path], 
 def test_both_eagles_draft_the_clockwork(kind: str, clockwork: Clockwork, smoke: Smoke, tmp_path: Path) -> None:
     target = clockwork("llama")
     head = getattr(worlds, kind)(tmp_path / "head", target)
-    assert smoke(target, head).result["acceptance"]["accept_rate"] > 0.9
+    assert smoke(target, head).result["acceptance"]["by_position"][0] > 0.9
 
 
 def test_a_reduced_draft_vocabulary_maps_its_ids(clockwork: Clockwork, smoke: Smoke, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_head_that_stood_still_while_its_target_moved(world: tuple[Path, Path]
 def test_a_worse_head_than_before(world: tuple[Path, Path], smoke: Smoke, tmp_path: Path) -> None:
     baseline = save(smoke(*world), tmp_path / "before.json")
     with changed(world[1] / "model.safetensors") as tensors:
-        tensors["fc.weight"] += 0.08 * torch.randn(
+        tensors["fc.weight"] += 0.3 * torch.randn(
             tensors["fc.weight"].shape, generator=torch.Generator().manual_seed(2)
         )
     ran = smoke(*world, "--baseline", baseline, code=1)
@@ -243,7 +243,7 @@ def test_cuda_is_asked_for_where_there_is_none(world: tuple[Path, Path], smoke: 
 def test_a_target_whose_tensors_are_missing_verifies_nothing(world: tuple[Path, Path], smoke: Smoke) -> None:
     """transformers would fill the gap with fresh numbers."""
     with changed_config(world[0]) as config:
-        config["num_hidden_layers"] = 5
+        config["num_hidden_layers"] = 9
     assert "target-incomplete" in smoke(*world, code=1).codes
 
 
