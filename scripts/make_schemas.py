@@ -25,6 +25,7 @@ from ckpt_tools.inspection import Inspection
 from ckpt_tools.launch.preflight import Preflight
 from ckpt_tools.launch.serving import ServeArgs
 from ckpt_tools.registry.heads import Heads
+from ckpt_tools.speculate.results import SmokeReport
 from ckpt_tools.support import Support
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "schemas"
@@ -40,6 +41,7 @@ RESULTS: dict[str, Any] = {
     "registry": Heads,
     "preflight": Preflight,
     "serve-args": ServeArgs,
+    "smoke": SmokeReport,
     "families": Support,
     "megatron-args": ModelArguments,
 }
