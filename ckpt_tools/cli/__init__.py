@@ -9,6 +9,7 @@ import sys
 import click
 
 from .. import __version__
+from .help import dressed, sections
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "convert": (".convert", "Convert between Hugging Face and torch-dist, MTP layers included."),
@@ -38,17 +39,22 @@ class LazyGroup(click.Group):
             return None
         command = importlib.import_module(COMMANDS[name][0], __package__).command
         assert isinstance(command, click.Command)
-        return command
+        return dressed(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))  # one column for all sections
+        for heading, names in sections(COMMANDS).items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="ckpt-tools")
 def cli() -> None:
-    """Checkpoints between Hugging Face, Megatron and SGLang, with their draft heads."""
+    """Checkpoints between Hugging Face, Megatron and SGLang, with their draft heads.
+
+    Tab completion: eval "$(_CKPT_TOOLS_COMPLETE=bash_source ckpt-tools)", also zsh_source and fish_source.
+    """
 
 
 def main() -> None:

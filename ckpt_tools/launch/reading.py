@@ -58,7 +58,7 @@ def _read_flags(case: Case, inputs: Inputs) -> None:
             _check_lists(case, script, words)
     alone = program in SERVER_PROGRAMS
     try:
-        more, server = read_words(inputs.args), read_words(inputs.server_args)
+        more, server = read_words(inputs.args), read_words(inputs.server_args, "--server-args")
     except ScriptError as problem:
         raise error(
             UsageProblem, "arguments-unreadable", str(problem), where="--args", fix="check the quotes"

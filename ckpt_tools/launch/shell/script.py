@@ -40,10 +40,10 @@ def read_script(path: Path, given: dict[str, str]) -> Script:
     return script
 
 
-def read_words(text: str) -> list[Text]:
-    """A flat list of flags as on a command line; line breaks are blanks."""
+def read_words(text: str, name: str = "--args") -> list[Text]:
+    """A flat list of flags as on a command line; line breaks are blanks. `name` is where it is said to stand."""
     script = Script()
-    _Reader(script, Variables(Path("arguments"))).statements(parse(" ".join(text.replace("\\\n", " ").split("\n"))))
+    _Reader(script, Variables(Path(name))).statements(parse(" ".join(text.replace("\\\n", " ").split("\n"))))
     return [word for command in script.commands for word in command]
 
 
