@@ -1,13 +1,22 @@
-"""sglang's kernels have no CPU build on PyPI. Classes are built and weights are loaded without calling one."""
+"""sglang's kernels have no CPU build on PyPI. Here is what serving a chain of drafts (topk 1) on a CPU calls, in plain torch.
+
+Whatever else is called says its name. Shapes and argument orders are those of sglang 0.5.23's own calls.
+"""
 
 import torch
 
+from . import attention, chain, places
+
 __version__ = "0"
+
+PROVIDED = {
+    name: getattr(module, name) for module in (chain, places) for name in dir(module) if name.endswith("_cpu")
+}
 
 
 def _absent(name):
     def kernel(*args, **kwargs):
-        raise NotImplementedError(f"no kernel {name}: this environment only loads weights")
+        raise NotImplementedError(f"no kernel {name} in this environment")
 
     return kernel
 
@@ -16,8 +25,8 @@ def _nothing(*args, **kwargs):
     return None
 
 
-for _name in ("extend_attention_cpu", "decode_attention_cpu"):
-    setattr(torch.ops.sgl_kernel, _name, _absent(_name))
+torch.ops.sgl_kernel.extend_attention_cpu = attention.extend
+torch.ops.sgl_kernel.decode_attention_cpu = attention.decode
 for _name in ("init_cpu_threads_env", "initialize"):
     setattr(torch.ops.sgl_kernel, _name, _nothing)
 
@@ -25,4 +34,4 @@ for _name in ("init_cpu_threads_env", "initialize"):
 def __getattr__(name):
     if name.startswith("__"):
         raise AttributeError(name)
-    return _absent(name)
+    return PROVIDED.get(name) or _absent(name)
