@@ -1,13 +1,22 @@
-"""sglang's kernels have no CPU build on PyPI. Classes are built and weights are loaded without calling one."""
+"""sglang's kernels have no CPU build on PyPI. Here is what serving a chain of drafts (topk 1) on a CPU calls, in plain torch.
+
+Whatever else is called says its name. Shapes and argument orders are those of sglang 0.5.23's own calls.
+"""
 
 import torch
 
+from . import attention, chain, places
+
 __version__ = "0"
+
+PROVIDED = {
+    name: getattr(module, name) for module in (chain, places) for name in dir(module) if name.endswith("_cpu")
+}
 
 
 def _absent(name):
     def kernel(*args, **kwargs):
-        raise NotImplementedError(f"no kernel {name}: this environment only loads weights")
+        raise NotImplementedError(f"no kernel {name} in this environment")
 
     return kernel
 
@@ -18,8 +27,6 @@ def _nothing(*args, **kwargs):
 
 # Looked up when sglang's modules are imported.
 ABSENT = (
-    "extend_attention_cpu",
-    "decode_attention_cpu",
     "fused_sigmoid_mul_cpu",
     "fused_qk_gemma_rmsnorm_cpu",
     "fused_qk_gemma_rmsnorm_with_gate_cpu",
@@ -28,6 +35,8 @@ ABSENT = (
 
 for _name in ABSENT:
     setattr(torch.ops.sgl_kernel, _name, _absent(_name))
+torch.ops.sgl_kernel.extend_attention_cpu = attention.extend
+torch.ops.sgl_kernel.decode_attention_cpu = attention.decode
 for _name in ("init_cpu_threads_env", "initialize"):
     setattr(torch.ops.sgl_kernel, _name, _nothing)
 
@@ -35,4 +44,4 @@ for _name in ("init_cpu_threads_env", "initialize"):
 def __getattr__(name):
     if name.startswith("__"):
         raise AttributeError(name)
-    return _absent(name)
+    return PROVIDED.get(name) or _absent(name)
