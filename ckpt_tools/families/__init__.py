@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import CkptError, error
 from . import (
+    bailing_moe,
     deepseek_v3,
     ernie4_5_moe,
     glm4,
@@ -17,6 +18,7 @@ from . import (
     qwen3,
     qwen3_moe,
     qwen3_next,
+    step3p5,
 )
 from .base import Family
 from .config import Fields
@@ -41,6 +43,8 @@ FAMILIES: tuple[Family, ...] = (
     minimax_m2.FAMILY,
     ernie4_5_moe.FAMILY,
     gpt_oss.FAMILY,
+    bailing_moe.FAMILY,
+    step3p5.FAMILY,
 )
 
 

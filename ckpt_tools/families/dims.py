@@ -86,7 +86,10 @@ class Gdn:
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """Sliding-window layers with heads of their own (MiMo-V2); `full_*` are fields of the other layers that Dims lacks."""
+    """Sliding-window layers with heads of their own (MiMo-V2); `full_*` are fields of the other layers that Dims lacks.
+
+    `mtp`: MTP layers are of this kind, where a config says so.
+    """
 
     layers: tuple[int, ...]
     num_attention_heads: int
@@ -96,6 +99,7 @@ class Hybrid:
     full_v_head_dim: int
     sinks: bool
     full_sinks: bool
+    mtp: bool = False
 
 
 @dataclass(frozen=True, slots=True)
