@@ -14,6 +14,7 @@ from . import (
     mimo,
     mimo_v2,
     minimax_m2,
+    nemotron_h,
     qwen2,
     qwen3,
     qwen3_moe,
@@ -45,6 +46,7 @@ FAMILIES: tuple[Family, ...] = (
     gpt_oss.FAMILY,
     bailing_moe.FAMILY,
     step3p5.FAMILY,
+    nemotron_h.FAMILY,
 )
 
 

@@ -26,7 +26,7 @@ class Moe:
     """Mixture of experts. `layers` are the decoder layers that have it; `shared_size` is 0 without shared experts.
 
     `score` is the router's score function, `scaling` its factor on the routed output, `norm_topk` whether the chosen
-    experts' scores are made to sum to one.
+    experts' scores are made to sum to one. `latent_size` is the width that experts see where it is not the model's.
     """
 
     layers: tuple[int, ...]
@@ -42,6 +42,7 @@ class Moe:
     top_groups: int = 1
     norm_topk: bool = True
     balancing: str = "seq_aux_loss"
+    latent_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,20 @@ class Hybrid:
 
 
 @dataclass(frozen=True, slots=True)
+class Mamba:
+    """Mamba-2 layers among others: a kind per layer (M, *, E, -), also for the layers of an MTP block."""
+
+    pattern: str
+    mtp_pattern: str
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int
+    conv_bias: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Dims:
     """A decoder-only model; names as in Hugging Face configs. `linear_bias`: biases on every projection.
 
@@ -136,9 +151,10 @@ class Dims:
     mla: Mla | None = None
     gdn: Gdn | None = None
     hybrid: Hybrid | None = None
+    mamba: Mamba | None = None
     unstated: tuple[str, ...] = ()
 
     @property
     def uniform(self) -> bool:
         """All decoder layers hold the same tensors, and Megatron is told so by plain numbers, not by lists."""
-        return self.moe is None and self.gdn is None
+        return self.moe is None and self.gdn is None and self.mamba is None
