@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import CkptError, error
 from . import (
+    bailing_moe,
     deepseek_v3,
     ernie4_5_moe,
     glm4,
@@ -13,10 +14,12 @@ from . import (
     mimo,
     mimo_v2,
     minimax_m2,
+    nemotron_h,
     qwen2,
     qwen3,
     qwen3_moe,
     qwen3_next,
+    step3p5,
 )
 from .base import Family
 from .config import Fields
@@ -41,6 +44,9 @@ FAMILIES: tuple[Family, ...] = (
     minimax_m2.FAMILY,
     ernie4_5_moe.FAMILY,
     gpt_oss.FAMILY,
+    bailing_moe.FAMILY,
+    step3p5.FAMILY,
+    nemotron_h.FAMILY,
 )
 
 

@@ -49,7 +49,7 @@ def model_arguments(d: Dims, mtp: int, spec: tuple[str, str] | None = None) -> l
     """
     return [
         *([Argument("spec", list(spec), "--spec")] if spec else []),
-        _on("swiglu", "--swiglu"),
+        _on("squared_relu", "--squared-relu") if d.mamba else _on("swiglu", "--swiglu"),
         _set("num_layers", d.num_hidden_layers),
         _set("hidden_size", d.hidden_size),
         _set("ffn_hidden_size", d.intermediate_size),
@@ -107,6 +107,8 @@ def _norms(d: Dims) -> list[Argument]:
 def _rope(d: Dims) -> list[Argument]:
     """Dense models take the old switch, as slime's scripts do; it sets the same destination."""
     rope = d.rope
+    if d.mamba:
+        return [_set("position_embedding_type", "none")]
     plain = d.mla is None and d.moe is None and d.gdn is None
     kind = _on("position_embedding_type", "--use-rotary-position-embeddings", "rope")
     found = [kind if plain else _set("position_embedding_type", "rope"), _set("rotary_base", int(rope.theta))]

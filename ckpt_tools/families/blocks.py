@@ -14,6 +14,10 @@ from .dims import Dims
 
 FUSED = (("norms", "fused"),)
 SEPARATE = (("norms", "separate"),)
+INPUT_NORM = (
+    Spelling("self_attention.linear_qkv.layer_norm_weight", FUSED),
+    Spelling("input_layernorm.weight", SEPARATE),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,6 @@ def attention(d: Dims, at: Place) -> tuple[Rule, ...]:
     """Grouped-query attention with its input norm; qkv bias, output bias and per-head q/k norms where dims say so."""
     q, kv, h = d.num_attention_heads * d.head_dim, d.num_key_value_heads * d.head_dim, d.hidden_size
     qkv = grouped_qkv(d.num_attention_heads, d.num_key_value_heads, d.head_dim)
-    norm = (
-        Spelling("self_attention.linear_qkv.layer_norm_weight", FUSED),
-        Spelling("input_layernorm.weight", SEPARATE),
-    )
     weights = {
         "self_attn.q_proj.weight": (q, h),
         "self_attn.k_proj.weight": (kv, h),
@@ -84,7 +84,7 @@ def attention(d: Dims, at: Place) -> tuple[Rule, ...]:
     }
     biases = {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
     rules = [
-        plain(at, norm, "input_layernorm.weight", h),
+        plain(at, INPUT_NORM, "input_layernorm.weight", h),
         rule(at, "self_attention.linear_qkv.weight", dict[str, Shape](weights), qkv),
         plain(at, "self_attention.linear_proj.weight", "self_attn.o_proj.weight", h, q),
     ]

@@ -39,8 +39,7 @@ def with_indexer(fields: Fields) -> Dims:
     indexer = indexed_layers(fields, read.num_hidden_layers)
     heads, size, top = (fields.size(f"index_{name}") for name in ("n_heads", "head_dim", "topk"))
     latent = replace(read.mla, indexer=indexer, index_heads=heads, index_dim=size, index_topk=top)
-    shared = ("layers that share an indexer",) if len(indexer) < read.num_hidden_layers else ()
-    return replace(read, mla=latent, unstated=read.unstated + shared)
+    return replace(read, mla=latent)
 
 
 def indexed_layers(fields: Fields, count: int) -> tuple[int, ...]:

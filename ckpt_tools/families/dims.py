@@ -26,7 +26,7 @@ class Moe:
     """Mixture of experts. `layers` are the decoder layers that have it; `shared_size` is 0 without shared experts.
 
     `score` is the router's score function, `scaling` its factor on the routed output, `norm_topk` whether the chosen
-    experts' scores are made to sum to one.
+    experts' scores are made to sum to one. `latent_size` is the width that experts see where it is not the model's.
     """
 
     layers: tuple[int, ...]
@@ -42,6 +42,7 @@ class Moe:
     top_groups: int = 1
     norm_topk: bool = True
     balancing: str = "seq_aux_loss"
+    latent_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,10 @@ class Gdn:
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """Sliding-window layers with heads of their own (MiMo-V2); `full_*` are fields of the other layers that Dims lacks."""
+    """Sliding-window layers with heads of their own (MiMo-V2); `full_*` are fields of the other layers that Dims lacks.
+
+    `mtp`: MTP layers are of this kind, where a config says so.
+    """
 
     layers: tuple[int, ...]
     num_attention_heads: int
@@ -96,6 +100,21 @@ class Hybrid:
     full_v_head_dim: int
     sinks: bool
     full_sinks: bool
+    mtp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """Mamba-2 layers among others: a kind per layer (M, *, E, -), also for the layers of an MTP block."""
+
+    pattern: str
+    mtp_pattern: str
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int
+    conv_bias: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +151,10 @@ class Dims:
     mla: Mla | None = None
     gdn: Gdn | None = None
     hybrid: Hybrid | None = None
+    mamba: Mamba | None = None
     unstated: tuple[str, ...] = ()
 
     @property
     def uniform(self) -> bool:
         """All decoder layers hold the same tensors, and Megatron is told so by plain numbers, not by lists."""
-        return self.moe is None and self.gdn is None
+        return self.moe is None and self.gdn is None and self.mamba is None

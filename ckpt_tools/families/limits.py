@@ -34,6 +34,8 @@ def inexpressible(d: Dims, plugin: bool) -> list[str]:
         problems.append("norms over the full width of q and k (--qk-layernorm norms every head)")
     if not plugin and d.sandwich_norms:
         problems.append("norms after attention and MLP (slime's Megatron has them)")
+    if not plugin and d.mla and d.mla.index_heads and len(d.mla.indexer) < d.num_hidden_layers:
+        problems.append("layers that share an indexer")
     if d.moe and d.moe.score == SIGMOID and not d.moe.norm_topk:
         problems.append("norm_topk_prob false (Megatron's sigmoid router always renormalises)")
     if d.moe and d.moe.score != SIGMOID and d.moe.router_bias:

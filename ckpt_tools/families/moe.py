@@ -10,7 +10,7 @@ from .base import HF, Variant
 from .blocks import Place, plain, rule, states
 from .dims import Dims, Moe
 
-PER_EXPERT, PACKED = "per-expert", "packed"
+PER_EXPERT, PACKED, STACKED = "per-expert", "packed", "stacked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,10 @@ def _moe(d: Dims) -> Moe:
 
 
 def _experts(m: Moe, hidden: int, at: Place, packing: str, names: MoeNames) -> tuple[Rule, Rule]:
-    """fc1 `[2f, h]` and fc2 `[h, f]` per expert; Megatron always stacks experts, packed releases do as well."""
+    """fc1 `[2f, h]` and fc2 `[h, f]` per expert; Megatron always stacks experts, packed releases do as well.
+
+    STACKED: gate, up and down, each a stack of its own.
+    """
     size = m.intermediate_size
     each = replace(at, axes=(*at.axes, Axis("expert", range(m.num_experts))))
     if packing == PACKED:
@@ -67,7 +70,7 @@ def _experts(m: Moe, hidden: int, at: Place, packing: str, names: MoeNames) -> t
         )
         down = f"{names.experts}.down_proj"
     else:
-        one = names.experts + ".{expert}."
+        one = names.experts + ("." if packing == STACKED else ".{expert}.")
         gate_up: dict[str, Shape] = {
             f"{one}{names.gate}.weight": (size, hidden),
             f"{one}{names.up}.weight": (size, hidden),

@@ -109,3 +109,79 @@ def test_the_documented_differences() -> None:
     assert {name: args.differences for name, args in KNOWN.items() if args.differences} == {
         "qwen2.5-1.5B": {"--rotary-base": {"hf": 1000000.0, "slime": 10000}}
     }
+
+
+# Families with experts, latent attention or delta nets: their scripts, and where they differ from what we print.
+WITH_CONFIG = {name: args for name, args in slime_args().items() if args.hf_config() and name not in SLIME}
+NOT_COMPARED = {
+    "qwen3-235B-A22B": "only the fields that were compared are recorded; no model_type among them",
+    "qwen3.5-27B": "only the fields that tensor shapes fix are recorded",
+}
+# Flags of slime's scripts that no field of a config states: how to run, not what the model is.
+RUNNING = {
+    "--make-vocab-size-divisible-by": "the user's choice; 128 is Megatron's and our default",
+    "--no-position-embedding": "position_embedding_type rope says it",
+    "--enable-experimental": "a switch of slime's plugin",
+    "--allgather-cp": "context parallelism of slime's plugin",
+    "--no-masked-softmax-fusion": "a kernel choice",
+    "--no-rope-fusion": "a kernel choice (MiniMax)",
+    "--attention-softmax-in-fp32": "a precision choice (MiniMax)",
+    "--moe-token-drop-policy": "without a capacity factor nothing is dropped (Moonlight)",
+}
+# A default that a script states all the same.
+DEFAULTS = {"--rotary-percent": 1.0}
+DEVIATIONS = {
+    (
+        "glm4.7-30B-A3B",
+        "--add-qkv-bias",
+    ): "the release's attention_bias is false, and latent attention has no such bias",
+    ("kimi-k2", "--kv-channels"): "slime says 64, DeepSeek's script 128; latent attention does not read it",
+    ("qwen3.5-35B-A3B-vl", "--spec"): "the plugin for the whole vision model; the text tower's is printed",
+}
+MORE_BEYOND = BEYOND | {
+    "--norm-epsilon": "rms_norm_eps",
+    "--mtp-num-layers": "the MTP layers that the release declares; slime leaves them out unless trained",
+    "--moe-token-dispatcher-type": "as in slime's other scripts",
+    "--moe-router-bias-update-rate": "0: the selection bias stays as it is",
+    "--moe-router-num-groups": "n_group, stated with latent attention",
+    "--moe-router-group-topk": "topk_group, stated with latent attention",
+    "--attention-softmax-in-fp32": "as in DeepSeek's script",
+    "--rotary-scaling-factor": "1: Megatron's latent attention would otherwise scale by 40",
+    "--mscale": "1, as above",
+    "--mscale-all-dim": "1, as above",
+    "--no-rope-fusion": "as in DeepSeek's script",
+}
+
+
+def test_every_script_with_a_config_is_compared() -> None:
+    assert WITH_CONFIG.keys() >= NOT_COMPARED.keys()
+    assert len(WITH_CONFIG) - len(NOT_COMPARED) == 16
+
+
+def plain_value(flag: str, value: Any) -> Any:
+    """Lists of layers written out, pairs as on the command line."""
+    if flag.endswith("-freq") and isinstance(value, str):
+        expression = value.removeprefix("(").removesuffix(")")
+        runs = [run.rpartition("]*") for run in expression.split("+")]
+        return [
+            x
+            for head, times, tail in runs
+            for x in json.loads(head + "]" if times else tail) * int(tail if times else 1)
+        ]
+    return " ".join(value) if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", sorted(WITH_CONFIG.keys() - NOT_COMPARED.keys()))
+def test_every_flag_of_slime_is_printed_for_experts(name: str, command: Command, tmp_path: Path) -> None:
+    args = WITH_CONFIG[name]
+    (tmp_path / "config.json").write_text(json.dumps(args.hf_config()))
+    ours = given(command("megatron-args", tmp_path / "config.json").out.splitlines())
+    ours = {flag: plain_value(flag, value) for flag, value in ours.items()}
+    theirs = {flag: plain_value(flag, value) for flag, value in args.flags.items()}
+    for flag, difference in args.differences.items():
+        assert theirs.pop(flag) == difference["slime"]
+        assert ours[flag] == difference["hf"]
+    differ = {flag for flag, value in theirs.items() if ours.get(flag, DEFAULTS.get(flag)) != value}
+    expected = {flag for script, flag in DEVIATIONS if script == name}
+    assert differ - RUNNING.keys() == expected
+    assert ours.keys() - theirs.keys() - args.differences.keys() <= MORE_BEYOND.keys()
