@@ -28,8 +28,11 @@ def run(cli: click.Command, arguments: list[str]) -> int:
         return fail(name, as_json, (Finding("usage", problem.format_message(), fix=hint),), ExitCode.USAGE)
     except CkptError as problem:
         return fail(name, as_json, problem.findings, problem.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        return fail(name, as_json, (Finding("interrupted", "interrupted; nothing was finished"),), ExitCode.INTERRUPTED)
+    except (KeyboardInterrupt, click.Abort) as problem:
+        cause = problem.__context__ if isinstance(problem, click.Abort) else problem
+        fix = "; ".join(getattr(cause, "__notes__", ()))
+        finding = Finding("interrupted", "interrupted; nothing was finished", fix=fix)
+        return fail(name, as_json, (finding,), ExitCode.INTERRUPTED)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (flushed at exit, when the pipe is gone)
         return ExitCode.FAILED

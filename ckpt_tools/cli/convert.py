@@ -167,11 +167,13 @@ def _show(out: Output, result: Result) -> None:
         ("MTP layers", f"{result.mtp_found} found, {result.mtp_written} written"),
         ("vocabulary", padded),
     ]
+    if result.resumed:
+        rows.append(("continued", f"{human_bytes(result.resumed)} were there from an interrupted run"))
     if result.sidecars:
         rows.append(("sidecars", ", ".join(result.sidecars)))
     if result.timing:
         seconds = result.timing["write_s"]
-        speed = human_bytes(int(result.nbytes / max(seconds, 1e-9)))
+        speed = human_bytes(int((result.nbytes - result.resumed) / max(seconds, 1e-9)))
         rows.append(
             (
                 "time",

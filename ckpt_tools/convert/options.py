@@ -41,7 +41,7 @@ class Options:
 
 @dataclass(slots=True)
 class Result:
-    """`timing` is empty for a dry run; `verified` is None unless asked for."""
+    """`timing` is empty for a dry run; `verified` is None unless asked for. `resumed` bytes were written by an earlier run."""
 
     source: str
     destination: str
@@ -57,5 +57,6 @@ class Result:
     padded_vocab_size: int
     dry_run: bool
     verified: bool | None = None
+    resumed: int = 0
     sidecars: list[str] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
