@@ -25,6 +25,7 @@ from ..convert.options import (
 from ..refs import resolve
 from .options import hf_config, size, talking, writing
 from .output import Output, human_bytes
+from .together import together
 
 
 def mtp_count(text: str) -> str | int:
@@ -151,9 +152,10 @@ def command(
         quantize=bool(quantize),
         **options,
     )
-    with out.progress("writing") as starting:
-        result, findings = convert(resolve(src), dst, chosen, starting)
-    return out.finish(result, findings, lambda: _show(out, result))
+    with together(out) as ranks:
+        with out.progress("writing", shown=ranks.first) as starting:
+            result, findings = convert(resolve(src), dst, chosen, starting, ranks)
+        return out.finish(result, findings, lambda: _show(out, result)) if ranks.first else 0
 
 
 def _show(out: Output, result: Result) -> None:

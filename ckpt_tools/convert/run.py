@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..engine.execute import Timing
 from ..engine.output import check_space, check_target
+from ..engine.ranks import ALONE, Ranks
 from ..errors import CkptError, UsageProblem, error
 from ..families.arguments import inexpressible
 from ..model import Model, open_model
@@ -27,11 +28,14 @@ def is_checkpoint(path: Path) -> bool:
     return is_torch_dist(path) or is_hf_folder(path)
 
 
-def convert(source: Path, target: Path, options: Options, starting: Starting | None = None) -> Outcome[Result]:
+def convert(
+    source: Path, target: Path, options: Options, starting: Starting | None = None, ranks: Ranks = ALONE
+) -> Outcome[Result]:
     """Convert `source` into the other format at `target`.
 
     `starting(total_bytes)` is called before writing and may return a progress callback. Raises CkptError and its kinds;
-    on failure nothing is left at `target`, and what an interrupted run has written to `target.partial` is continued.
+    on failure nothing is left at `target`, and what an interrupted run has written to `target.partial` is continued. Of several
+    `ranks` each writes its share; the result of rank 0 alone is complete.
     """
     began = time.perf_counter()
     check_target(source, target, options.overwrite, is_checkpoint)
@@ -56,7 +60,7 @@ def convert(source: Path, target: Path, options: Options, starting: Starting | N
     if options.dry_run:
         _remark_space(target, plan, report)
         return Outcome(result, report.findings)
-    timing = write(model, plan, options, duplicates, report, result, starting or _silent)
+    timing = write(model, plan, options, duplicates, report, result, starting or _silent, ranks)
     _record(result, timing, began)
     return Outcome(result, report.findings)
 

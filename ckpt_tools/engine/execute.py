@@ -100,12 +100,14 @@ class _Worker:
 class Share(NamedTuple):
     """What one process does of a program: `tasks` by their number, telling `finished` of each.
 
-    Files that are there already are left as they are. The `first` process also writes what is no task.
+    Files that are there already are left as they are. The `first` process also writes what is no task. `threads` 0 leaves
+    their number to the machine.
     """
 
     tasks: list[tuple[int, Task]]
     finished: Callable[[int, Task], None]
     first: bool = True
+    threads: int = 0
 
 
 def _spread(tasks: Iterable[tuple[int, Task]], threads: int) -> Iterator[tuple[int, Task]]:
@@ -152,7 +154,9 @@ def make_files(program: Program, root: Path) -> None:
 
 
 def _perform(program: Program, root: Path, share: Share, progress: Progress | None) -> None:
-    threads = THREADS if program.casts else max(1, min(THREADS, len(program.image.files)))
+    threads = share.threads or THREADS
+    if not program.casts:
+        threads = max(1, min(threads, len(program.image.files)))
     tasks, lock, stop = _spread(share.tasks, threads), threading.Lock(), threading.Event()
     writing = [threading.Lock() for _ in program.image.files]
 

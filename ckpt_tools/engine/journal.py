@@ -104,6 +104,10 @@ class Journal:
             raise _refused(self.partial, *reason)
         return all(path.is_file() and path.stat().st_size == size for path, size in self.files)
 
+    def is_here(self) -> bool:
+        """Whether this machine sees the plan of this very program."""
+        return _read_plan(self.folder / PLAN) == self.stamp
+
     def begin(self) -> None:
         """Write down which program this is; its files are made next."""
         self.folder.mkdir(parents=True)

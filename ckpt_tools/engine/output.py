@@ -10,10 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import CkptError, OutputExists, UsageProblem, error
+from ..errors import CkptError, Finding, OutputExists, UsageProblem, error
 from .journal import Journal
+from .ranks import Elsewhere
 
 SLACK = 16 << 20  # directory blocks and small files
+
+
+class WriteFailed(CkptError):
+    """The system fails while an output is written."""
 
 
 def partial_of(target: Path) -> Path:
@@ -102,17 +107,11 @@ def _cleaning(partial: Path, nbytes: int, journal: Journal | None) -> Iterator[N
         lasting = journal is not None and journal.begun
         if not lasting:
             shutil.rmtree(partial, ignore_errors=True)
-        full = problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        again = f"run it again: it continues with {partial}" if lasting else "run it again"
-        raise error(
-            CkptError,
-            "disk-full" if full else "write-failed",
-            f"writing failed; the incomplete output was {'kept' if lasting else 'removed'}",
-            where=str(problem.filename or partial),
-            expected=f"room for {nbytes:,} bytes" if full else "files that can be read and written",
-            actual=str(problem),
-            fix=f"free some space and {again}" if full else f"see what the system says, and {again}",
-        ) from problem
+        raise write_failed(problem, partial, nbytes, lasting) from problem
+    except Elsewhere as problem:
+        if not problem.failure.lasting:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
     except (KeyboardInterrupt, SystemExit) as problem:
         if journal is not None and journal.begun:
             problem.add_note(f"run it again: it continues with {partial}")
@@ -122,6 +121,22 @@ def _cleaning(partial: Path, nbytes: int, journal: Journal | None) -> Iterator[N
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def write_failed(problem: OSError, partial: Path, nbytes: int, lasting: bool) -> WriteFailed:
+    """What the user is told of a system that fails while writing; `lasting`: what is written is kept."""
+    full = problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    again = f"run it again: it continues with {partial}" if lasting else "run it again"
+    return WriteFailed(
+        Finding(
+            "disk-full" if full else "write-failed",
+            f"writing failed; the incomplete output was {'kept' if lasting else 'removed'}",
+            where=str(problem.filename or partial),
+            expected=f"room for {nbytes:,} bytes" if full else "files that can be read and written",
+            actual=str(problem),
+            fix=f"free some space and {again}" if full else f"see what the system says, and {again}",
+        )
+    )
 
 
 def _allocated(folder: Path) -> int:
