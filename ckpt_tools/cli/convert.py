@@ -123,6 +123,9 @@ def mtp_count(text: str) -> str | int:
 )
 @click.option("--max-shard-size", type=size, metavar="SIZE", default="5GB", show_default=True, help="Largest file.")
 @click.option("--verify", is_flag=True, help="Read the output again and compare every tensor with the source.")
+@click.option(
+    "--checksums", is_flag=True, help="Record the SHA-256 of every file; `inspect --check` compares them later."
+)
 @writing
 @talking("convert")
 def command(

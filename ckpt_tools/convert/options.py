@@ -31,6 +31,7 @@ class Options:
     tp: int = 1
     max_shard_size: int = 5_000_000_000
     verify: bool = False
+    checksums: bool = False
     overwrite: bool = False
     dry_run: bool = False
     quantize: bool = False
