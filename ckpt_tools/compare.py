@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby, product
+from statistics import median
 from typing import Any
 
-from .engine.cast import cast_bytes
+from .difference import difference_of, max_difference
 from .engine.codecs import DecodedView, Stored, stored_matrix
 from .engine.files import Handles
-from .engine.moves import Cast, Located, Move, Scale, Side, box_moves, link
+from .engine.moves import Located, Move, Scale, Side, box_moves, link
 from .engine.view import View, handles_for
 from .errors import Finding
 from .mapping.rules import Bound, decoded_rows, stored_shape
 from .model import Model, rows_of
 from .quantised import logical_dtype
 from .stores.base import Chunk, Tensor
-from .stores.dtypes import BY_NAME, FLOATS
+from .stores.dtypes import FLOATS
 from .stores.torch_dist.reader import TorchDist, locate
 
 EXACT = "F32"
+MTP = "mtp"
+Place = Mapping[str, int]  # {"layer": 3, "expert": 17}; {"mtp": 0}; nothing for embedding, head and final norm
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`status` is "differs", "shape", "missing in A" or "missing in B"; `max_abs` only where numbers differ."""
+    """`status` is "differs", "shape", "missing in A" or "missing in B"; `max_abs` only where numbers differ.
+
+    `relative` is |a - b| / |a| over the whole tensor (Euclidean norms); None where it means nothing.
+    """
 
     name: str
     status: str
     a: str = ""
     b: str = ""
     max_abs: float | None = None
+    relative: float | None = None
 
 
 @dataclass(slots=True)
 class Comparison:
-    """`equal` counts bit-equal tensors, `equal_values` those whose values agree in different dtypes."""
+    """`equal` counts bit-equal tensors, `equal_values` those whose values agree in different dtypes.
+
+    `body_change` and `mtp_change` are medians of the tensors' relative change, equal ones counting 0; None without tensors
+    that both hold. `frozen` are tensors outside of layers, and MTP layers, that did not move where the body did.
+    """
 
     equal: int = 0
     equal_values: int = 0
@@ -44,6 +56,9 @@ class Comparison:
     mtp_equal: int = 0
     body_equal: int = 0
     body_tensors: int = 0
+    body_change: float | None = None
+    mtp_change: float | None = None
+    frozen: list[str] = field(default_factory=list)
 
     @property
     def same(self) -> bool:
@@ -75,9 +90,8 @@ class Logical:
             self.tensors = {name: store.tensors[name]._replace(dtype=dtypes[name]) for name in names}
             moves = {name: _own(store.tensors[name], dtypes[name], model.scales.get(name)) for name in names}
         self.moves: dict[str, list[Move]] = moves
-        self.mtp_names = {
-            slot.name for row in rows if any(axis.name == "mtp" for axis in row.rule.axes) for slot in row.hf
-        }
+        self.places = places(rows)
+        self.mtp_names = {name for name, place in self.places.items() if MTP in place}
         self.handles = handles_for(store.files)
         self.decoded = {} if isinstance(store, TorchDist) else _decoded_views(rows, store.tensors, self.handles)
         self.tensors |= {name: view.tensor for name, view in self.decoded.items()}
@@ -141,6 +155,7 @@ def compare_logical(
 ) -> Comparison:
     """With `rounded`, values of the left are rounded to the right's dtype first, as a conversion rounds them."""
     found = Comparison()
+    moved: dict[str, float] = {}
     for name in sorted(left.tensors.keys() | right.tensors.keys()):
         mtp = name in left.mtp_names or name in right.mtp_names
         found.mtp_tensors += mtp
@@ -152,10 +167,49 @@ def compare_logical(
             found.equal_values += not same_dtype
             found.mtp_equal += mtp
             found.body_equal += not mtp
+            moved[name] = 0.0
         else:
             found.differences.append(difference)
+            if difference.relative is not None:
+                moved[name] = difference.relative
         if progress is not None and name in left.tensors:
             progress(left.tensors[name].nbytes)
+    found.body_change = _median(moved[name] for name in moved if name not in left.mtp_names)
+    found.mtp_change = _median(moved[name] for name in moved if name in left.mtp_names)
+    if found.body_equal < found.body_tensors:
+        found.frozen = _frozen(left.places, moved)
+    return found
+
+
+def _median(values: Iterable[float]) -> float | None:
+    every = list(values)
+    return median(every) if every else None
+
+
+def _frozen(places: Mapping[str, Place], moved: Mapping[str, float]) -> list[str]:
+    """Names outside of layers whose tensors did not move, and MTP layers of which none did."""
+    outside = [name for name, change in moved.items() if not change and not places[name]]
+    layers: dict[int, list[float]] = {}
+    for name, change in moved.items():
+        if MTP in places[name]:
+            layers.setdefault(places[name][MTP], []).append(change)
+    return outside + [f"MTP layer {number}" for number, changes in sorted(layers.items()) if not any(changes)]
+
+
+def places(rows: list[Bound]) -> dict[str, Place]:
+    """Where every Hugging Face tensor belongs: its layer, expert and MTP layer, as far as its name says."""
+    found: dict[str, Place] = {}
+    for _, group in groupby(zip(rows, decoded_rows(rows), strict=True), key=lambda both: id(both[0].rule)):
+        each = list(group)
+        axes = each[0][0].rule.axes
+        values = (axis.megatron if axis.name == MTP else axis.hf_values for axis in axes)
+        for (_, row), place in zip(each, product(*values), strict=True):
+            named = dict(zip((axis.name for axis in axes), place, strict=True))
+            for slot in row.hf:
+                before = found.get(slot.name, named)
+                found[slot.name] = {
+                    name: n for name, n in named.items() if before.get(name) == n
+                }  # packed: of all experts
     return found
 
 
@@ -168,45 +222,8 @@ def _difference(name: str, left: Logical, right: Logical, rounded: bool) -> Diff
         return Difference(name, "shape", here, there)
     if a.dtype != b.dtype and not (a.dtype in FLOATS and b.dtype in FLOATS):
         return Difference(name, "differs", here, there)
-    worst = max_difference(left.view(name), right.view(name), rounded)
-    return None if worst is None else Difference(name, "differs", here, there, max_abs=worst)
-
-
-def max_difference(a: View, b: View, rounded: bool = False) -> float | None:
-    """None if every element is equal bit by bit (or by value across dtypes); else the largest |a - b|, nan if one is nan."""
-    worst: float | None = None
-    cast = Cast(a.tensor.dtype, b.tensor.dtype)
-    dtype = cast.target if rounded else cast.source
-    for read, there in _tile_pairs(a, b):
-        here = bytearray(cast_bytes(memoryview(read), cast)) if dtype != cast.source else read
-        if dtype == cast.target and here == there:
-            continue
-        if dtype not in FLOATS and dtype == cast.target:
-            return float("nan")
-        delta = _largest(here, dtype, there, cast.target)
-        if delta is not None:
-            worst = delta if worst is None or not worst >= delta else worst
-    return worst
-
-
-def _tile_pairs(a: View, b: View) -> Iterator[tuple[bytearray, bytearray]]:
-    """The same rows of both, whatever their element sizes."""
-    ratio = BY_NAME[b.tensor.dtype].itemsize / BY_NAME[a.tensor.dtype].itemsize
-    for start, stop in a.row_tiles():
-        yield a.read(start, stop), b.read(int(start * ratio), int(stop * ratio))
-
-
-def _largest(here: bytearray, here_dtype: str, there: bytearray, there_dtype: str) -> float | None:
-    """Largest |a - b| of two tiles; None if their values are equal (a difference of bits alone counts as 0.0)."""
-    import torch
-
-    a, b = (
-        torch.frombuffer(data, dtype=getattr(torch, BY_NAME[dtype].torch)).double()
-        for data, dtype in ((here, here_dtype), (there, there_dtype))
-    )
-    if here_dtype != there_dtype and torch.equal(a, b):
-        return None
-    return float((a - b).abs().max())
+    delta = difference_of(left.view(name), right.view(name), rounded)
+    return None if delta is None else Difference(name, "differs", here, there, delta.max_abs, delta.relative)
 
 
 def duplicate_difference(model: Model, name: str, original: str) -> float | None:

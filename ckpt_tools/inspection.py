@@ -12,10 +12,12 @@ from .errors import CkptError
 from .families.config import Fields
 from .mapping.arrangement import Shape
 from .mapping.rules import Naming, State, Table, state_keys
-from .model import Model, describe, open_store
+from .model import HF_COPY, Model, describe, open_store
 from .report import Outcome, listed
 from .stores.base import Tensor
+from .stores.checksums import check as check_sums
 from .stores.hf_folder import HfFolder
+from .stores.sidecars import MANIFEST
 from .stores.torch_dist.metadata import Entry
 from .stores.torch_dist.reader import TorchDist, is_training_state, locate
 
@@ -36,7 +38,7 @@ class Inspection:
     """`format` is "hf" or "torch-dist"; `family` is "" where no table knows the model.
 
     `tied_from` is the level of config.json that states whether embedding and head are tied. `identity` are the hashes
-    that say whether two checkpoints are the same model.
+    that say whether two checkpoints are the same model. `checksums` counts the files that were compared with their own.
     """
 
     path: str
@@ -55,6 +57,7 @@ class Inspection:
     padded_vocab_size: int | None = None
     training_state: int = 0
     checked: bool = False
+    checksums: int = 0
     identity: dict[str, str] = field(default_factory=dict)
 
 
@@ -80,6 +83,9 @@ def inspect_checkpoint(
     _identify(found, model)
     if check and not store.report.errors:
         _check_deep(model)
+    if check:
+        folder = store.root if isinstance(store, HfFolder) else store.root / HF_COPY
+        found.checksums = check_sums(store.root, folder / MANIFEST, store.report)
     if identify is not None:
         try:
             found.identity = dict(identify(model, check and not store.report.errors))

@@ -25,11 +25,14 @@ class Reference:
     quantised: frozenset[str] = frozenset()
 
 
+CARRIED = "family"  # in the manifest of a carried copy, not in that of a Hugging Face folder
+
+
 def reference_of(config_path: Path) -> Reference:
     """From the manifest of a carried copy, else from the headers and the index beside the config."""
     folder = config_path.parent
-    if (folder / MANIFEST).is_file():
-        manifest = read_json(folder / MANIFEST)
+    manifest = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
+    if CARRIED in manifest:
         names = frozenset(manifest.get("stored_duplicates", ()))
         quantised = frozenset(manifest.get("quantised", ()))
         return Reference(names, dict(manifest.get("dtypes", {})), dict(manifest.get("variants", {})), quantised)

@@ -25,6 +25,7 @@ from ..convert.options import (
 from ..refs import resolve
 from .options import hf_config, size, talking, writing
 from .output import Output, human_bytes
+from .together import together
 
 
 def mtp_count(text: str) -> str | int:
@@ -122,6 +123,9 @@ def mtp_count(text: str) -> str | int:
 )
 @click.option("--max-shard-size", type=size, metavar="SIZE", default="5GB", show_default=True, help="Largest file.")
 @click.option("--verify", is_flag=True, help="Read the output again and compare every tensor with the source.")
+@click.option(
+    "--checksums", is_flag=True, help="Record the SHA-256 of every file; `inspect --check` compares them later."
+)
 @writing
 @talking("convert")
 def command(
@@ -151,9 +155,10 @@ def command(
         quantize=bool(quantize),
         **options,
     )
-    with out.progress("writing") as starting:
-        result, findings = convert(resolve(src), dst, chosen, starting)
-    return out.finish(result, findings, lambda: _show(out, result))
+    with together(out) as ranks:
+        with out.progress("writing", shown=ranks.first) as starting:
+            result, findings = convert(resolve(src), dst, chosen, starting, ranks)
+        return out.finish(result, findings, lambda: _show(out, result)) if ranks.first else 0
 
 
 def _show(out: Output, result: Result) -> None:
@@ -167,11 +172,13 @@ def _show(out: Output, result: Result) -> None:
         ("MTP layers", f"{result.mtp_found} found, {result.mtp_written} written"),
         ("vocabulary", padded),
     ]
+    if result.resumed:
+        rows.append(("continued", f"{human_bytes(result.resumed)} were there from an interrupted run"))
     if result.sidecars:
         rows.append(("sidecars", ", ".join(result.sidecars)))
     if result.timing:
         seconds = result.timing["write_s"]
-        speed = human_bytes(int(result.nbytes / max(seconds, 1e-9)))
+        speed = human_bytes(int((result.nbytes - result.resumed) / max(seconds, 1e-9)))
         rows.append(
             (
                 "time",

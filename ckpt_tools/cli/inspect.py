@@ -19,7 +19,8 @@ from .output import Output, human_bytes
 @click.option(
     "--check",
     is_flag=True,
-    help="Also read every chunk's header, compare tensors that are stored twice, and sample the weights for their hash.",
+    help="Also read every chunk's header, compare tensors that are stored twice and files with their recorded checksums, "
+    "and sample the weights for their hash.",
 )
 @click.option("--write-index", is_flag=True, help="First write model.safetensors.index.json again, from the headers.")
 @talking("inspect")
@@ -60,6 +61,8 @@ def _show(out: Output, found: Inspection) -> None:
     rows += [(f"{kind} hash", value) for kind, value in found.identity.items()]
     if found.training_state:
         rows.append(("training state", f"{found.training_state} entries, not part of the model"))
+    if found.checksums:
+        rows.append(("checksums", f"{found.checksums} files compared"))
     dtypes = ", ".join(f"{dtype} {human_bytes(nbytes)}" for dtype, nbytes in found.dtypes.items())
     rows.append(("tensors", f"{found.tensors} in {found.files} files, {human_bytes(found.nbytes)} ({dtypes})"))
     out.pairs(rows)

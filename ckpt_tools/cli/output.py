@@ -70,6 +70,11 @@ class Output:
         human()
         return code
 
+    def fail(self, findings: Sequence[Finding], code: ExitCode) -> None:
+        """Say what is wrong, at once."""
+        fail(self.command, self.json, findings, code)
+        sys.stdout.flush()
+
     def line(self, text: str = "") -> None:
         """One line of the result."""
         print(text)
@@ -100,9 +105,9 @@ class Output:
                 print("  ".join("-" * width for width in widths))
 
     @contextmanager
-    def progress(self, title: str) -> Iterator[Callable[[int], Progress | None]]:
+    def progress(self, title: str, shown: bool = True) -> Iterator[Callable[[int], Progress | None]]:
         """A bar by bytes on a terminal, nothing elsewhere; yields a function from the total to the callback."""
-        if self.json or self.quiet or not sys.stderr.isatty():
+        if not shown or self.json or self.quiet or not sys.stderr.isatty():
             yield lambda total: None
             return
         from rich.console import Console

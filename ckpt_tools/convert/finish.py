@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..engine.journal import FOLDER
 from ..families.base import HF as HF_SIDE
 from ..families.edits import dtype_edits, edited_config, mtp_edits, quantisation_removals
 from ..model import HF_COPY, Model
 from ..reference import BLOCK_SCALE
 from ..report import Report, listed
+from ..stores.checksums import CHECKSUMS, checksums, files_below
 from ..stores.dtypes import BY_NAME
 from ..stores.hf_folder import CONFIG
 from ..stores.sidecars import MANIFEST, copy_sidecars
@@ -31,8 +33,11 @@ def finish(model: Model, plan: Plan, options: Options, root: Path, duplicates: s
     (folder / CONFIG).write_bytes(edited_config(model.config_path.read_bytes(), edits))
     own_folder = options.hf_config is None or options.hf_config.is_dir()
     copied = copy_sidecars(model.config_path.parent, folder) if own_folder else []
-    if not to_hf:
-        (folder / MANIFEST).write_text(json.dumps(_manifest(model, plan, duplicates), indent=2) + "\n")
+    manifest = {"written_by": f"ckpt-tools {__version__}"} | ({} if to_hf else _manifest(model, plan, duplicates))
+    if options.checksums:
+        manifest[CHECKSUMS] = checksums(root, files_below(root, folder / MANIFEST, but=FOLDER))
+    if options.checksums or not to_hf:
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     if not TOKENIZERS & set(copied):
         report.warn(
             "no-tokenizer",
@@ -62,7 +67,6 @@ def config_edits(model: Model, plan: Plan, options: Options, to_hf: bool) -> dic
 def _manifest(model: Model, plan: Plan, duplicates: set[str]) -> dict[str, Any]:
     """What the bytes of torch-dist do not say about the original."""
     return {
-        "written_by": f"ckpt-tools {__version__}",
         "family": model.family.name,
         "stored_duplicates": sorted(duplicates),
         "variants": {v.kind: model.chosen[v.kind] for v in model.family.variants if v.side == HF_SIDE},

@@ -31,6 +31,7 @@ class Options:
     tp: int = 1
     max_shard_size: int = 5_000_000_000
     verify: bool = False
+    checksums: bool = False
     overwrite: bool = False
     dry_run: bool = False
     quantize: bool = False
@@ -41,7 +42,7 @@ class Options:
 
 @dataclass(slots=True)
 class Result:
-    """`timing` is empty for a dry run; `verified` is None unless asked for."""
+    """`timing` is empty for a dry run; `verified` is None unless asked for. `resumed` bytes were written by an earlier run."""
 
     source: str
     destination: str
@@ -57,5 +58,6 @@ class Result:
     padded_vocab_size: int
     dry_run: bool
     verified: bool | None = None
+    resumed: int = 0
     sidecars: list[str] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)

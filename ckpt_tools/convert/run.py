@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ..compare import Logical, compare_logical
-from ..engine.execute import Timing, execute
-from ..engine.output import check_space, check_target, output_directory
+from ..engine.execute import Timing
+from ..engine.output import check_space, check_target
+from ..engine.ranks import ALONE, Ranks
 from ..errors import CkptError, UsageProblem, error
 from ..families.limits import inexpressible, inexpressible_rope
 from ..model import Model, open_model
-from ..report import Outcome, Report, listed
+from ..report import Outcome, Report
 from ..stores.hf_folder import is_hf_folder
-from ..stores.torch_dist.reader import RELEASE, TRACKER, is_torch_dist
+from ..stores.torch_dist.reader import is_torch_dist
 from .duplicates import settle_duplicates
-from .finish import finish
 from .mtp import mtp_to_write
 from .options import HF, TORCH_DIST, Options, Result
 from .plan import Plan
 from .to_hf import plan_hf
 from .to_megatron import plan_megatron
-
-Starting = Callable[[int], Callable[[int], None] | None]
+from .writing import Starting, write
 
 
 def is_checkpoint(path: Path) -> bool:
     return is_torch_dist(path) or is_hf_folder(path)
 
 
-def convert(source: Path, target: Path, options: Options, starting: Starting | None = None) -> Outcome[Result]:
+def convert(
+    source: Path, target: Path, options: Options, starting: Starting | None = None, ranks: Ranks = ALONE
+) -> Outcome[Result]:
     """Convert `source` into the other format at `target`.
 
     `starting(total_bytes)` is called before writing and may return a progress callback. Raises CkptError and its kinds;
-    on failure nothing is left at `target`.
+    on failure nothing is left at `target`, and what an interrupted run has written to `target.partial` is continued. Of several
+    `ranks` each writes its share; the result of rank 0 alone is complete.
     """
     began = time.perf_counter()
     check_target(source, target, options.overwrite, is_checkpoint)
@@ -60,17 +60,13 @@ def convert(source: Path, target: Path, options: Options, starting: Starting | N
     if options.dry_run:
         _remark_space(target, plan, report)
         return Outcome(result, report.findings)
-    progress = starting(plan.program.nbytes) if starting else None
-    with output_directory(target, plan.program.nbytes) as partial:
-        root = partial / RELEASE if to == TORCH_DIST else partial
-        timing = execute(plan.program, root, progress)
-        result.sidecars = finish(model, plan, options, root, duplicates, report)
-        if to == TORCH_DIST:
-            (partial / TRACKER).write_text(RELEASE)
-        if options.verify:
-            _verify(model, plan, options, partial, result)
+    timing = write(model, plan, options, duplicates, report, result, starting or _silent, ranks)
     _record(result, timing, began)
     return Outcome(result, report.findings)
+
+
+def _silent(total: int) -> None:
+    """No progress is shown."""
 
 
 def _record(result: Result, timing: Timing, began: float) -> None:
@@ -123,25 +119,3 @@ def _result(source: Path, target: Path, to: str, model: Model, plan: Plan, optio
         padded_vocab_size=plan.padded_vocab,
         dry_run=options.dry_run,
     )
-
-
-def _verify(model: Model, plan: Plan, options: Options, partial: Path, result: Result) -> None:
-    """Read the output again, from its own metadata, and compare every tensor with the source."""
-    written = open_model(partial, variants=options.variants)
-    left, right = Logical(model, plan.mtp, exact=options.dtype not in (None, "BF16")), Logical(written)
-    try:
-        found = compare_logical(left, right, rounded=plan.program.casts)
-    finally:
-        left.close()
-        right.close()
-    result.verified = found.same
-    if not found.same:
-        raise error(
-            CkptError,
-            "verify-failed",
-            "the output differs from the source",
-            where=str(partial),
-            expected=f"{found.equal + len(found.differences)} equal tensors",
-            actual=listed(f"{d.name} {d.status}" for d in found.differences),
-            fix="disk or memory may be faulty; if it happens again, report a bug",
-        )

@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 from .cast import transformed
 from .codecs import Decode, Encode, run_decode, run_encode
@@ -96,11 +97,24 @@ class _Worker:
         self.targets.close()
 
 
-def _spread(tasks: Iterable[Task], threads: int) -> Iterator[Task]:
+class Share(NamedTuple):
+    """What one process does of a program: `tasks` by their number, telling `finished` of each.
+
+    Files that are there already are left as they are. The `first` process also writes what is no task. `threads` 0 leaves
+    their number to the machine.
+    """
+
+    tasks: list[tuple[int, Task]]
+    finished: Callable[[int, Task], None]
+    first: bool = True
+    threads: int = 0
+
+
+def _spread(tasks: Iterable[tuple[int, Task]], threads: int) -> Iterator[tuple[int, Task]]:
     """Tasks of `threads` files in turn, so that threads seldom want the same file."""
-    by_file: dict[int, list[Task]] = {}
-    for task in tasks:
-        by_file.setdefault(_file_of(task), []).append(task)
+    by_file: dict[int, list[tuple[int, Task]]] = {}
+    for number, task in tasks:
+        by_file.setdefault(_file_of(task), []).append((number, task))
     files = list(by_file.values())
     for first in range(0, len(files), threads):
         for together in zip_longest(*files[first : first + threads]):
@@ -114,15 +128,36 @@ def _file_of(task: Task) -> int:
     return task.file if isinstance(task, Gather) else -1
 
 
-def execute(program: Program, root: Path, progress: Progress | None = None) -> Timing:
-    """Write the program's image under `root`; raises what a thread raised, after all have stopped."""
+def execute(program: Program, root: Path, progress: Progress | None = None, share: Share | None = None) -> Timing:
+    """Write the program's image, or a share of it, under `root`; raises what a thread raised, after all have stopped."""
     started, cpu = time.perf_counter(), time.process_time()
+    if share is None:
+        share = Share(list(enumerate(program.tasks())), lambda number, task: None)
+    make_files(program, root)
+    _perform(program, root, share, progress)
+    if share.first:
+        for name, data in program.image.small_files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(data)
+    return Timing(time.perf_counter() - started, time.process_time() - cpu)
+
+
+def make_files(program: Program, root: Path) -> None:
+    """Files of their full size, as holes; those that are there with that size are left as they are."""
     for name, size in program.image.files:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        with (root / name).open("xb") as stream:
+        path = root / name
+        if path.is_file() and path.stat().st_size == size:
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as stream:
             stream.truncate(size)
-    threads = THREADS if program.casts else max(1, min(THREADS, len(program.image.files)))
-    tasks, lock, stop = _spread(program.tasks(), threads), threading.Lock(), threading.Event()
+
+
+def _perform(program: Program, root: Path, share: Share, progress: Progress | None) -> None:
+    threads = share.threads or THREADS
+    if not program.casts:
+        threads = max(1, min(threads, len(program.image.files)))
+    tasks, lock, stop = _spread(share.tasks, threads), threading.Lock(), threading.Event()
     writing = [threading.Lock() for _ in program.image.files]
 
     def work() -> None:
@@ -130,10 +165,11 @@ def execute(program: Program, root: Path, progress: Progress | None = None) -> T
         try:
             while not stop.is_set():
                 with lock:
-                    task = next(tasks, None)
+                    number, task = next(tasks, (-1, None))
                 if task is None:
                     return
                 done = worker.run(task)
+                share.finished(number, task)
                 if progress is not None:
                     progress(done)
         except BaseException:
@@ -150,7 +186,3 @@ def execute(program: Program, root: Path, progress: Progress | None = None) -> T
             stop.set()
     for future in futures:
         future.result()
-    for name, data in program.image.small_files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-    return Timing(time.perf_counter() - started, time.process_time() - cpu)

@@ -10,9 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import CkptError, OutputExists, UsageProblem, error
+from ..errors import CkptError, Finding, OutputExists, UsageProblem, error
+from .journal import Journal
+from .ranks import Elsewhere
 
 SLACK = 16 << 20  # directory blocks and small files
+
+
+class WriteFailed(CkptError):
+    """The system fails while an output is written."""
 
 
 def partial_of(target: Path) -> Path:
@@ -68,39 +74,78 @@ def check_space(target: Path, nbytes: int) -> None:
 
 
 @contextmanager
-def output_directory(target: Path, nbytes: int) -> Iterator[Path]:
+def output_directory(target: Path, nbytes: int, journal: Journal | None = None) -> Iterator[Path]:
     """A `.partial` directory to write into; it becomes `target` if the block succeeds and vanishes if it fails.
 
-    Links are followed: what `target` points to is replaced, beside itself.
+    With a `journal` it stays where the block was interrupted or the system failed (OSError), and the next run of the same
+    program finds it as it is. Links are followed: what `target` points to is replaced, beside itself.
     """
     target = target.resolve()
-    check_space(target, nbytes)
     partial = partial_of(target)
+    check_space(target, nbytes - _allocated(partial))
     lock = _claim(partial)
     try:
-        yield partial
-        _rename(partial, target)
-    except OSError as problem:
-        shutil.rmtree(partial, ignore_errors=True)
-        full = problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        raise error(
-            CkptError,
-            "disk-full" if full else "write-failed",
-            "writing failed; the incomplete output was removed",
-            where=str(problem.filename or partial),
-            expected=f"room for {nbytes:,} bytes" if full else "files that can be read and written",
-            actual=str(problem),
-            fix="free some space, or choose another disk" if full else "see what the system says, and run it again",
-        ) from problem
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        if journal is None or not journal.continues():
+            _empty(partial)
+            if journal is not None:
+                journal.begin()
+        with _cleaning(partial, nbytes, journal):
+            yield partial
+            if journal is not None:
+                shutil.rmtree(journal.folder)
+            _rename(partial, target)
     finally:
         os.close(lock)
 
 
+@contextmanager
+def _cleaning(partial: Path, nbytes: int, journal: Journal | None) -> Iterator[None]:
+    """Remove a directory whose writing failed, unless another run can go on with what is there."""
+    try:
+        yield
+    except OSError as problem:
+        lasting = journal is not None and journal.begun
+        if not lasting:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise write_failed(problem, partial, nbytes, lasting) from problem
+    except Elsewhere as problem:
+        if not problem.failure.lasting:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    except (KeyboardInterrupt, SystemExit) as problem:
+        if journal is not None and journal.begun:
+            problem.add_note(f"run it again: it continues with {partial}")
+        else:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def write_failed(problem: OSError, partial: Path, nbytes: int, lasting: bool) -> WriteFailed:
+    """What the user is told of a system that fails while writing; `lasting`: what is written is kept."""
+    full = problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    again = f"run it again: it continues with {partial}" if lasting else "run it again"
+    return WriteFailed(
+        Finding(
+            "disk-full" if full else "write-failed",
+            f"writing failed; the incomplete output was {'kept' if lasting else 'removed'}",
+            where=str(problem.filename or partial),
+            expected=f"room for {nbytes:,} bytes" if full else "files that can be read and written",
+            actual=str(problem),
+            fix=f"free some space and {again}" if full else f"see what the system says, and {again}",
+        )
+    )
+
+
+def _allocated(folder: Path) -> int:
+    """Bytes of disk that the files of a directory take: holes take none."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*")) if folder.is_dir() else 0
+
+
 def _claim(partial: Path) -> int:
-    """Make and lock the partial directory, emptied of what a killed run left; returns the handle that holds the lock.
+    """Make and lock the partial directory; returns the handle that holds the lock.
 
     The lock is the kernel's and dies with its process. Raises OutputExists while another run holds it.
     """
@@ -119,9 +164,12 @@ def _claim(partial: Path) -> int:
             actual="the directory is locked",
             fix="wait for the other run, or choose another destination",
         ) from problem
-    for child in partial.iterdir():
-        shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
     return handle
+
+
+def _empty(folder: Path) -> None:
+    for child in folder.iterdir():
+        shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
 
 
 def _rename(partial: Path, target: Path) -> None:

@@ -53,6 +53,15 @@ class Quantise(NamedTuple):
 Task = Move | Gather | Quantise | Decode | Encode
 
 
+def files_of(task: Task) -> set[int]:
+    """The destination files that a task writes to."""
+    if isinstance(task, Move):
+        return {task.target_file}
+    if isinstance(task, Quantise):
+        return {task.weight.file, task.scale.file}
+    return {take.file for take in task.takes} if isinstance(task, Decode) else {task.file}
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """Everything an execution needs: source files, the destination image, the moves, and matrices that are made apart."""

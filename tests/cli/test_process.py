@@ -108,7 +108,7 @@ def test_a_closed_pipe_is_no_traceback(shared_tiny: Tiny) -> None:
 
 def test_an_interrupt_ends_with_130_and_leaves_nothing(shared_tiny: Tiny, tmp_path: Path) -> None:
     program = (
-        "import sys; from ckpt_tools.convert import run as conversion\n"
+        "import sys; from ckpt_tools.convert import writing as conversion\n"
         "def interrupted(*words): raise KeyboardInterrupt\n"
         "conversion.execute = interrupted\n"
         "from ckpt_tools.cli import main; main()"

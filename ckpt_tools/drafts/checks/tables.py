@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...compare import max_difference
+from ...difference import max_difference
 from ...engine.view import View, handles_for
 from ...errors import Finding
 from ..spec import EAGLE3, EMBED, HEAD, HeadTensor
