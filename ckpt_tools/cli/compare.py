@@ -7,7 +7,7 @@ import click
 from ..compare import Comparison, compare
 from ..errors import ExitCode, Finding
 from ..model import open_model
-from ..refs import resolve
+from ..refs import resolve, resolve_headers
 from .options import hf_config, talking
 from .output import Output
 
@@ -27,7 +27,7 @@ def command(out: Output, a: str, b: str, hf_config: str | None) -> int:
             path,
             config if (path / "latest_checkpointed_iteration.txt").exists() or (path / ".metadata").exists() else None,
         )
-        for path in (resolve(a), resolve(b))
+        for path in (resolve_headers(a).path, resolve_headers(b).path)
     )
     with out.progress("comparing") as starting:
         found = compare(left, right, starting(sum(t.nbytes for t in left.store.tensors.values())))
