@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ from ckpt_tools.cli import cli
 from ckpt_tools.cli.boundary import run
 
 from .command import SCHEMAS, Ran, check_envelope
+from .hub.server import TOKEN, HubServer
+
+HUB = HubServer()  # listens at once: huggingface_hub reads these variables when it is imported
+os.environ |= {"HF_ENDPOINT": HUB.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
@@ -69,3 +74,24 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
         return ran
 
     return call
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """The local Hub, empty, with a cache of this test's own and a user who is logged in; nobody waits between retries."""
+    from huggingface_hub import HfFileSystem, constants
+    from huggingface_hub.utils import _http, close_session
+
+    assert HUB.endpoint == constants.ENDPOINT, "huggingface_hub was imported before its endpoint was known"
+    HUB.start().reset()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+    monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
+    HfFileSystem.clear_instance_cache()
+    close_session()
+    yield HUB
+    close_session()

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "registry": (".registry", "Keep heads with their targets: add, list, show, check, resolve, remove."),
     "preflight": (".preflight", "Check script, checkpoints, head and server before a job takes a GPU."),
     "serve-args": (".serve_args", "Print the flags with which a server speculates for a target."),
+    "push": (".push", "Publish a head or a model on the Hub, validated, with a model card."),
     "families": (".families", "Print the support matrix."),
     "megatron-args": (".megatron_args", "Print the Megatron flags that a model needs."),
 }

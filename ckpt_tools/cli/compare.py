@@ -9,7 +9,7 @@ import click
 from ..compare import Comparison, compare, places
 from ..errors import ExitCode, Finding
 from ..model import open_model, rows_of
-from ..refs import resolve
+from ..refs import resolve, resolve_headers
 from ..report import listed
 from .heat_map import maps, write
 from .options import hf_config, talking
@@ -41,7 +41,7 @@ def command(out: Output, a: str, b: str, hf_config: str | None, heat_map: Path |
             path,
             config if (path / "latest_checkpointed_iteration.txt").exists() or (path / ".metadata").exists() else None,
         )
-        for path in (resolve(a), resolve(b))
+        for path in (resolve_headers(a).path, resolve_headers(b).path)
     )
     with out.progress("comparing") as starting:
         found = compare(left, right, starting(sum(t.nbytes for t in left.store.tensors.values())))

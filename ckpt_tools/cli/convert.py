@@ -22,7 +22,7 @@ from ..convert.options import (
     STACKED,
     TORCH_DIST,
 )
-from ..refs import resolve
+from ..refs import resolve, resolve_headers
 from .options import hf_config, size, talking, writing
 from .output import Output, human_bytes
 from .together import together
@@ -144,7 +144,8 @@ def command(
 ) -> int:
     """Convert SRC into the other format at DST.
 
-    SRC is a Hugging Face folder, a Hub id, or a torch-dist directory (with its tracker file, or one iteration of it).
+    SRC is a Hugging Face folder, a Hub id, or a torch-dist directory (with its tracker file, or one iteration of it). Of a
+    Hub id only headers are stored; its tensors are read by ranges while they are written.
     --layout, --norms and --mtp-name choose names in torch-dist; where SRC is torch-dist they assert what it holds.
     """
     variants = {"norms": norms, "mtp": mtp_name, "gdn": gdn_layout, "dsa": dsa_layout, "mtp_halves": mtp_halves}
@@ -155,9 +156,11 @@ def command(
         quantize=bool(quantize),
         **options,
     )
+    source = resolve_headers(src)
     with together(out) as ranks:
         with out.progress("writing", shown=ranks.first) as starting:
-            result, findings = convert(resolve(src), dst, chosen, starting, ranks)
+            result, findings = convert(source.path, dst, chosen, starting, ranks)
+        result.source = result.source if source.complete else src
         return out.finish(result, findings, lambda: _show(out, result)) if ranks.first else 0
 
 

@@ -9,7 +9,7 @@ import click
 from ..drafts.export import FORMATS, Options, export_draft
 from ..drafts.formats.sglang import FORM as SGLANG
 from ..drafts.formats.sources import NAMES
-from ..refs import resolve
+from ..refs import resolve, resolve_headers
 from .drafts import called, identity_of, show, target_name, verified, verifying
 from .options import hf_config, size, talking, writing
 from .output import Output
@@ -74,5 +74,5 @@ def command(
         overwrite=overwrite,
     )
     with out.progress("writing") as starting:
-        found = export_draft(resolve(src), out_folder, goal, options, starting)
+        found = export_draft(resolve_headers(src).path, out_folder, goal, options, starting)
     return out.finish(found.result, found.findings, lambda: show(out, found.result))

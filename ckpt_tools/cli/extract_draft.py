@@ -8,7 +8,7 @@ import click
 
 from ..drafts.export import Options
 from ..drafts.mtp import extract_draft
-from ..refs import resolve
+from ..refs import resolve, resolve_headers
 from .drafts import called, identity_of, show, target_name, verified, verifying
 from .options import hf_config, size, talking, writing
 from .output import Output
@@ -44,16 +44,17 @@ def command(
 
     REF is a Hugging Face folder, a Hub id or a torch-dist directory. Of its weights only the head's bytes are read.
     """
-    source = resolve(ref)
+    source = resolve_headers(ref)
     options = Options(
         hf_config=resolve(hf_config, weights=False) if hf_config else None,
         target_name=called(ref, target_name),
         max_shard_size=max_shard_size,
-        identity=identity_of(source),
+        identity=identity_of(source.path if source.complete else resolve(ref, weights=False)),
         verify=verified if verify else None,
         dry_run=dry_run,
         overwrite=overwrite,
     )
     with out.progress("writing") as starting:
-        result, findings = extract_draft(source, out_folder, options, mtp_layers, starting)
+        result, findings = extract_draft(source.path, out_folder, options, mtp_layers, starting)
+    result.source = result.source if source.complete else ref
     return out.finish(result, findings, lambda: show(out, result))

@@ -7,7 +7,7 @@ import click
 from ..drafts.identity import identity_hashes
 from ..errors import ExitCode
 from ..inspection import Inspection, inspect_checkpoint
-from ..refs import resolve, resolve_headers
+from ..refs import Fetched, resolve, resolve_headers
 from ..stores.hf_folder import INDEX, index_from_headers
 from .options import hf_config, talking
 from .output import Output, human_bytes
@@ -27,14 +27,16 @@ from .output import Output, human_bytes
 def command(out: Output, ref: str, hf_config: str | None, check: bool, write_index: bool) -> int:
     """Show format, family, dimensions, tensors folded by layer, MTP layers and every integrity finding of REF.
 
-    Of a Hub id only config, tokenizer and headers are fetched, unless --check asks for more.
+    Of a Hub id only config, tokenizer and headers are fetched; with --check also the sampled bytes.
     """
-    path = resolve(ref) if check or write_index else resolve_headers(ref, small_tensors=False).path
+    fetched = Fetched(resolve(ref), True) if write_index else resolve_headers(ref)
+    path = fetched.path
     if write_index:
         entries = index_from_headers(path)
         out.hint(f"{INDEX} written from the headers: {entries} tensors")
     config = resolve(hf_config, weights=False) if hf_config else None
     outcome = inspect_checkpoint(path, config, check, identity_hashes)
+    outcome.result.path = outcome.result.path if fetched.complete else ref
     code = ExitCode.OK if outcome.sound else ExitCode.FAILED
     return out.finish(outcome.result, outcome.findings, lambda: _show(out, outcome.result), code)
 

@@ -8,7 +8,7 @@ import click
 
 from ..drafts.export import Options
 from ..drafts.merge import merge_draft
-from ..refs import resolve
+from ..refs import resolve, resolve_headers
 from .drafts import called, identity_of, merged, show, target_name, verifying
 from .options import hf_config, talking, writing
 from .output import Output
@@ -49,5 +49,5 @@ def command(
         overwrite=overwrite,
     )
     with out.progress("writing") as starting:
-        result, findings = merge_draft(source, resolve(draft), out_folder, options, starting)
+        result, findings = merge_draft(source, resolve_headers(draft).path, out_folder, options, starting)
     return out.finish(result, findings, lambda: show(out, result))

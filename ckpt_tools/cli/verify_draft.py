@@ -67,6 +67,7 @@ def command(
     )
     config = resolve(hf_config, weights=False) if hf_config else None
     outcome = verify_draft(fetched.path, resolve(target, weights=False), rules, config)
+    outcome.result.draft = outcome.result.draft if fetched.complete else draft
     code = ExitCode.OK if outcome.sound else ExitCode.FAILED
     return out.finish(outcome.result, outcome.findings, lambda: show(out, outcome.result), code)
 

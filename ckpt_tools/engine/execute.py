@@ -12,6 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+from ..refs.ranges import ranges_of
 from .cast import transformed
 from .codecs import Decode, Encode, run_decode, run_encode
 from .files import Handles, copy_range, read_exactly, write_exactly
@@ -23,6 +24,7 @@ from .tiling import tiles
 BUFFER = GATHER + SMALL
 TRANSFORM = 1 << 20  # source bytes of a transformed tile: its float32 copies are several times larger
 THREADS = min(8, os.cpu_count() or 1)
+REMOTE_THREADS = 8  # they wait for the network, not for a core
 
 Progress = Callable[[int], None]
 
@@ -51,6 +53,11 @@ class _Worker:
             run_decode(task, self.sources, self.targets)
         elif isinstance(task, Encode):
             run_encode(task, self.sources, self.targets)
+        elif task.rows == 1 and task.cast is None and (remote := self.sources.remote(task.source_file)) is not None:
+            position = task.target
+            for data in remote.chunks(task.source, task.width):
+                write_exactly(self.targets[task.target_file], memoryview(data), position)
+                position += len(data)
         elif task.rows == 1 and task.cast is None:
             target = self.targets[task.target_file]
             with self.writing[task.target_file]:  # the kernel lets one thread write to a file; the others would spin
@@ -157,6 +164,8 @@ def _perform(program: Program, root: Path, share: Share, progress: Progress | No
     threads = share.threads or THREADS
     if not program.casts:
         threads = max(1, min(threads, len(program.image.files)))
+    if any(ranges_of(path) for path in program.sources):
+        threads = REMOTE_THREADS
     tasks, lock, stop = _spread(share.tasks, threads), threading.Lock(), threading.Event()
     writing = [threading.Lock() for _ in program.image.files]
 

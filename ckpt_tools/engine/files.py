@@ -8,11 +8,14 @@ from collections import OrderedDict
 from pathlib import Path
 
 from ..errors import CkptError, error
+from ..refs.ranges import RangedFile, ranges_of
 
 KEPT = 128
 PAGE = 4096
 SPLICE = 64 << 10  # what the kernel moves at once inside copy_file_range: a pipe of 16 pages
 STAGE = 1 << 20
+KEPT_TENSORS = 16  # small remote tensors that a thread keeps
+WHOLE = 1 << 20  # bytes up to which a remote tensor is fetched whole: scales, norms and biases are read piece by piece
 FALLBACK = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
 
 
@@ -22,6 +25,7 @@ class Handles:
     def __init__(self, paths: list[Path], flags: int) -> None:
         self.paths, self.flags = paths, flags
         self.open: OrderedDict[int, int] = OrderedDict()
+        self.fetched: OrderedDict[tuple[int, int], bytes] = OrderedDict()
 
     def __getitem__(self, number: int) -> int:
         if number in self.open:
@@ -31,6 +35,23 @@ class Handles:
             os.close(self.open.popitem(last=False)[1])
         handle = self.open[number] = os.open(self.paths[number], self.flags)
         return handle
+
+    def remote(self, number: int) -> RangedFile | None:
+        """How to read a file that is on the Hub; None for one that is here."""
+        return ranges_of(self.paths[number])
+
+    def fetch(self, number: int, source: RangedFile, view: memoryview, position: int) -> None:
+        """Fill `view` from a file on the Hub."""
+        start, stop = source.tensor_at(position)
+        if stop - start > WHOLE or position + len(view) > stop:
+            source.read_into(view, position)
+            return
+        data = self.fetched.get((number, start))
+        if data is None:
+            data = self.fetched[number, start] = b"".join(source.chunks(start, stop - start))
+            if len(self.fetched) > KEPT_TENSORS:
+                self.fetched.popitem(last=False)
+        view[:] = data[position - start : position - start + len(view)]
 
     def close(self) -> None:
         while self.open:
@@ -50,7 +71,10 @@ def shortened(path: Path, position: int) -> CkptError:
 
 
 def read_exactly(handles: Handles, number: int, view: memoryview, position: int) -> None:
-    """Fill `view` from a file; raises CkptError if the file has become shorter."""
+    """Fill `view` from a file, here or on the Hub; raises CkptError if the file has become shorter."""
+    if len(view) and (source := handles.remote(number)) is not None:
+        handles.fetch(number, source, view, position)
+        return
     while len(view):
         got = os.preadv(handles[number], [view], position)
         if got == 0:

@@ -1,0 +1,1 @@
+"""Publishing on the Hub: validated, described, sent in one commit."""

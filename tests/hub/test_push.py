@@ -1,0 +1,218 @@
+"""push, against a Hub that the real client talks to: what arrives, what is refused before, what a rerun sends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard, snapshot_download
+
+from tests.checkpoints import changed, changed_config, tree
+from tests.conftest import Command, Tiny
+from tests.drafts.heads import asset, target_of
+from tests.hub.server import TOKEN, HubServer
+
+NAME, BASE = "someone/head", "someone/smollm2"
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    """A trained EAGLE-3 head that states its licence."""
+    folder = asset("eagle3", tmp_path / "head")
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: en\n---\n# My head\n\nTrained on texts.\n")
+    return folder
+
+
+@pytest.fixture
+def base(hub: HubServer, tmp_path: Path) -> str:
+    """The head's target on the Hub, with its commit."""
+    repository = hub.add(BASE, target_of("eagle3", tmp_path / "target"))
+    return f"{BASE}@{repository.refs['main']}"
+
+
+def pushed(hub: HubServer, name: str = NAME, revision: str = "main") -> dict[str, bytes]:
+    return {path: blob.data for path, blob in hub.state.repositories[name].tree(revision).items()}
+
+
+def test_everything_arrives_in_one_commit(hub: HubServer, head: Path, base: str, command: Command) -> None:
+    ran = command("push", head, NAME, "--target", base, "--private", "--json")
+    repository = hub.state.repositories[NAME]
+    assert repository.private and len(repository.commits) == 2
+    files = pushed(hub)
+    assert files.keys() == tree(head).keys()
+    for name in ("config.json", "model.safetensors"):
+        assert files[name] == (head / name).read_bytes()
+    assert ran.result["commit"] == repository.refs["main"]
+    assert tree(Path(snapshot_download(NAME))) == files
+
+
+def test_the_card(hub: HubServer, head: Path, base: str, command: Command) -> None:
+    command("push", head, NAME, "--target", base)
+    card = ModelCard(pushed(hub)["README.md"].decode())
+    fields = card.data.to_dict()
+    assert fields["license"] == "apache-2.0" and fields["language"] == "en"
+    assert (fields["base_model"], fields["base_model_relation"], fields["library_name"]) == (BASE, "adapter", "sglang")
+    assert {"speculative-decoding", "eagle3", "sglang"} <= set(fields["tags"])
+    assert "Trained on texts." in card.text and base.partition("@")[2] in card.text
+    assert f"--speculative-draft-model-path {NAME}" in card.text and "--speculative-algorithm EAGLE3" in card.text
+    assert f"--model-path {BASE}" in card.text and "--speculative-num-draft-tokens 4" in card.text
+    assert "| verify-draft | ok |" in card.text and "| no secrets | ok |" in card.text
+    (head / "README.md").write_bytes(pushed(hub)["README.md"])
+    again = command("push", head, NAME, "--target", base, "--json").result
+    assert {file["state"] for file in again["files"]} == {"unchanged"}, "a card is written the same again"
+
+
+def test_acceptance_names_its_metric(hub: HubServer, head: Path, base: str, command: Command, tmp_path: Path) -> None:
+    acceptance = {"verifications": 90, "accept_length": 2.5, "accepted_per_step": 1.5, "accept_rate": 0.3}
+    report = {
+        "kind": "eagle3",
+        "lossless": True,
+        "acceptance": acceptance | {"by_position": [0.7, 0.5, 0.3]},
+        "setting": {"steps": 5, "prompts": 8, "device": "cpu"},
+    }
+    where = tmp_path / "smoke.json"
+    where.write_text(json.dumps({"result": report}))
+    command("push", head, NAME, "--target", base, "--smoke", where)
+    text = pushed(hub)["README.md"].decode()
+    assert "| accept length (tokens per verification, the target's own included) | 2.500 |" in text
+    assert "| accepted drafts per verification | 1.500 |" in text
+    assert "--speculative-num-steps 5" in text and "--speculative-num-draft-tokens 6" in text
+    where.write_text(json.dumps({"result": report | {"kind": "mtp"}}))
+    ran = command("push", head, NAME, "--target", base, "--smoke", where, "--json", code=1)
+    assert ran.codes == ["report-of-another-head"]
+
+
+def test_dry_run_sends_nothing(hub: HubServer, head: Path, base: str, command: Command) -> None:
+    ran = command("push", head, NAME, "--target", base, "--dry-run", "--json")
+    assert NAME not in hub.state.repositories
+    assert not hub.requests("POST") and not hub.requests("PUT")
+    sizes = {file["path"]: file["nbytes"] for file in ran.result["files"]}
+    assert sizes["model.safetensors"] == (head / "model.safetensors").stat().st_size
+    assert ran.result["nbytes"] == sum(sizes.values()) and ran.result["commit"] == ""
+
+
+def test_a_rerun_sends_only_what_is_missing(hub: HubServer, head: Path, base: str, command: Command) -> None:
+    command("push", head, NAME, "--target", base)
+    first = hub.received()
+    assert first == (head / "model.safetensors").stat().st_size
+    with changed_config(head) as config:
+        config["torch_dtype"] = "bfloat16"
+    ran = command("push", head, NAME, "--target", base, "--json")
+    states = {file["path"]: file["state"] for file in ran.result["files"]}
+    assert states["config.json"] == "changed" and states["model.safetensors"] == "unchanged"
+    assert hub.received() == first and len(hub.state.repositories[NAME].commits) == 3
+    command("push", head, NAME, "--target", base)
+    assert len(hub.state.repositories[NAME].commits) == 3, "nothing changed, nothing committed"
+
+
+def test_the_commit_fails_and_the_weights_stay(hub: HubServer, head: Path, base: str, command: Command) -> None:
+    hub.fail(500, "POST", "/commit/")
+    ran = command("push", head, NAME, "--target", base, "--json", code=1)
+    assert ran.codes == ["upload-failed"] and pushed(hub) == {}
+    sent = hub.received()
+    command("push", head, NAME, "--target", base)
+    assert hub.received() == sent and "model.safetensors" in pushed(hub)
+
+
+@pytest.mark.parametrize("part_size", [1 << 30, 1 << 20])
+@pytest.mark.parametrize("kind", ["drop", 503])
+def test_a_failing_storage(
+    hub: HubServer, head: Path, base: str, command: Command, kind: str | int, part_size: int
+) -> None:
+    hub.state.part_size = part_size
+    hub.fail(kind, "PUT", "/lfs/", times=2)
+    command("push", head, NAME, "--target", base)
+    assert pushed(hub)["model.safetensors"] == (head / "model.safetensors").read_bytes()
+    hub.state.repositories.pop(NAME)
+    hub.fail(kind, "PUT", "/lfs/", times=99)
+    ran = command("push", head, NAME, "--target", base, "--json", code=1)
+    assert ran.codes == ["upload-failed"] and pushed(hub) == {}
+
+
+def test_changed_on_the_way(hub: HubServer, head: Path, base: str, command: Command) -> None:
+    """The storage holds other bytes than were sent: the repository is compared afterwards, and that is said."""
+    hub.fail("corrupt", "PUT", "/lfs/")
+    ran = command("push", head, NAME, "--target", base, "--json", code=1)
+    assert ran.codes == ["hub-differs"] and "model.safetensors" in ran.findings[0]["actual"]
+
+
+def test_not_authorised(
+    hub: HubServer, head: Path, base: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.state.readers.add("hf_reader")
+    for token in ("hf_reader", "hf_unknown" + "x" * 30):
+        monkeypatch.setenv("HF_TOKEN", token)
+        words = ("push", head, NAME, "--target", base if token == "hf_reader" else head.parent / "target")
+        ran = command(*words, "--base-model", BASE, "--json", code=4)
+        assert ran.codes == ["hub-not-authorised"] and token not in ran.out
+    hub.add("someone/theirs")
+    monkeypatch.setenv("HF_TOKEN", "hf_reader")
+    ran = command("push", head, "someone/theirs", "--target", base, "--json", code=4)
+    assert hub.received() == 0
+
+
+def test_branch_and_pull_request(hub: HubServer, head: Path, base: str, command: Command) -> None:
+    command("push", head, NAME, "--target", base, "--revision", "v2")
+    assert pushed(hub) == {} and "config.json" in pushed(hub, revision="v2")
+    ran = command("push", head, NAME, "--target", base, "--create-pr", "--json")
+    assert pushed(hub) == {} and "config.json" in pushed(hub, revision="refs/pr/1")
+    assert ran.result["pull_request"].endswith("/discussions/1")
+    ran = command("push", head, NAME, "--target", base, "--create-pr", "--revision", "v2", "--json", code=2)
+    assert ran.codes == ["pull-request-revision"]
+
+
+REFUSED = {
+    "pickle": lambda root: (root / "optimizer.bin").write_bytes(b"x"),
+    "secret": lambda root: (root / "run.sh").write_text(f"export HF_TOKEN=hf_{'a1B2' * 9}\n"),
+    "secret-file": lambda root: (root / ".env").write_text("A=1\n"),
+    "local-path": lambda root: (root / "args.json").write_text('{"a": {"load": "/home/me/model"}}'),
+    "licence-missing": lambda root: (root / "README.md").unlink(),
+    "file-truncated": lambda root: os.truncate(root / "model.safetensors", 5000),
+    "card-base-model": lambda root: (root / "README.md").write_text("---\nlicense: mit\nbase_model: a/b\n---\n"),
+    "card-invalid": lambda root: (root / "README.md").write_text("---\nlicense: [mit\n---\n"),
+}
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_refused_before_anything_is_sent(hub: HubServer, head: Path, base: str, command: Command, code: str) -> None:
+    REFUSED[code](head)
+    ran = command("push", head, NAME, "--target", base, "--json", code=None)
+    assert ran.code in (1, 3) and code in ran.codes
+    assert "a1B2a1B2" not in ran.out, "a secret is never shown"
+    assert NAME not in hub.state.repositories and not hub.requests("PUT")
+
+
+def test_a_head_that_does_not_fit(hub: HubServer, head: Path, base: str, command: Command) -> None:
+    with changed(head / "model.safetensors") as tensors:
+        tensors["norm.weight"][:] = float("nan")
+    ran = command("push", head, NAME, "--target", base, "--json", code=1)
+    assert "tensor-not-finite" in ran.codes and NAME not in hub.state.repositories
+    ran = command("push", head, NAME, "--json", code=1)
+    assert "target-unknown" in ran.codes
+    local = head.parent / "target"
+    ran = command(
+        "push", asset("eagle", head.parent / "other"), NAME, "--target", local, "--license", "mit", "--json", code=1
+    )
+    assert "base-model-unknown" in ran.codes
+
+
+def test_a_whole_model(hub: HubServer, tiny: Tiny, command: Command) -> None:
+    model = tiny("qwen3")
+    command("push", model, "someone/model", "--license", "apache-2.0")
+    card = ModelCard(pushed(hub, "someone/model")["README.md"].decode())
+    assert card.data.to_dict()["library_name"] == "transformers" and "base_model" not in card.data.to_dict()
+    assert "| weights | `weights-sampled-1:" in card.text
+
+
+def test_through_the_environment(hub: HubServer, head: Path, base: str) -> None:
+    """A process of its own, which knows the Hub and the token by HF_ENDPOINT and HF_TOKEN alone; neither is printed."""
+    words = ["push", str(head), NAME, "--target", base]
+    code = "import sys; from ckpt_tools.cli import main; sys.argv = ['ckpt-tools', *sys.argv[1:]]; main()"
+    ran = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "model.safetensors" in pushed(hub)
+    assert TOKEN not in ran.stdout + ran.stderr and ran.stderr == ""
