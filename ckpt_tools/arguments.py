@@ -8,10 +8,11 @@ from typing import Any
 
 from .convert.mtp import mtp_to_write
 from .convert.options import MTP_AUTO
-from .errors import CkptError, error
 from .families import family_of
-from .families.arguments import approximated, inexpressible, model_arguments
+from .families.arguments import model_arguments
 from .families.config import Fields
+from .families.dims import Dims
+from .families.limits import approximated, inexpressible, inexpressible_rope
 from .model import describe, open_store
 from .report import Outcome, Report
 from .stores.hf_folder import CONFIG, HfFolder, read_json
@@ -29,7 +30,7 @@ class ModelArguments:
 
 
 def megatron_arguments(path: Path, for_slime: bool = True) -> Outcome[ModelArguments]:
-    """Raises CkptError if the config is incomplete, contradicts the keys, or has a rope that no flag states.
+    """Raises CkptError if the config is incomplete, contradicts the keys, or describes what no flag states.
 
     `for_slime` takes slime's layer plugins where the family has one.
     """
@@ -43,17 +44,9 @@ def megatron_arguments(path: Path, for_slime: bool = True) -> Outcome[ModelArgum
         model = describe(open_store(path))
         family, dims, config = model.family, model.dims, model.config_path
         mtp = mtp_to_write(model, MTP_AUTO) if isinstance(model.store, HfFolder) else model.mtp
-    if problems := inexpressible(dims):
-        raise error(
-            CkptError,
-            "rope-not-expressible",
-            "no Megatron argument states this rope",
-            where=str(config),
-            expected="a rope that Megatron's arguments can say",
-            actual="; ".join(problems),
-            fix="set the rope in your model provider",
-        )
+    spec = family.slime_spec if for_slime else None
     report = Report()
+    _refuse(dims, spec is not None, str(config), report)
     if near := approximated(dims):
         report.warn(
             "rope-approximated",
@@ -61,7 +54,6 @@ def megatron_arguments(path: Path, for_slime: bool = True) -> Outcome[ModelArgum
             where=str(config),
             actual="; ".join(near),
         )
-    spec = family.slime_spec if for_slime else None
     if spec and any(variant.kind in ("gdn", "dsa") for variant in family.variants):
         report.note(
             "slime-layout", "slime's plugin reads its own layout: convert with --gdn-layout / --dsa-layout slime"
@@ -69,3 +61,26 @@ def megatron_arguments(path: Path, for_slime: bool = True) -> Outcome[ModelArgum
     arguments = model_arguments(dims, mtp, spec)
     found = ModelArguments(family.name, mtp, [a.words() for a in arguments], {a.name: a.value for a in arguments})
     return Outcome(found, report.findings)
+
+
+def _refuse(dims: Dims, plugin: bool, where: str, report: Report) -> None:
+    if problems := inexpressible(dims, plugin):
+        report.error(
+            "model-not-expressible",
+            "Megatron's arguments do not state all of this model",
+            where=where,
+            expected="a model that Megatron's arguments can say",
+            actual="; ".join(problems),
+            fix="build it in your model provider"
+            + ("" if plugin else ", or ask for slime's flags if its plugin has it"),
+        )
+    if problems := inexpressible_rope(dims):
+        report.error(
+            "rope-not-expressible",
+            "no Megatron argument states this rope",
+            where=where,
+            expected="a rope that Megatron's arguments can say",
+            actual="; ".join(problems),
+            fix="set the rope in your model provider",
+        )
+    report.raise_errors()

@@ -11,7 +11,7 @@ from ..compare import Logical, compare_logical
 from ..engine.execute import Timing, execute
 from ..engine.output import check_space, check_target, output_directory
 from ..errors import CkptError, UsageProblem, error
-from ..families.arguments import inexpressible
+from ..families.limits import inexpressible, inexpressible_rope
 from ..model import Model, open_model
 from ..report import Outcome, Report, listed
 from ..stores.hf_folder import is_hf_folder
@@ -87,7 +87,16 @@ def _remark_space(target: Path, plan: Plan, report: Report) -> None:
 
 
 def _remark(model: Model, report: Report) -> None:
-    if problems := inexpressible(model.dims):
+    if others := inexpressible(model.dims, plugin=model.family.slime_spec is not None):
+        report.warn(
+            "model-not-expressible",
+            "the weights convert, but Megatron's arguments do not state all of this model",
+            where=str(model.config_path),
+            expected="a model that Megatron's arguments can say",
+            actual="; ".join(others),
+            fix="build it in your model provider",
+        )
+    if problems := inexpressible_rope(model.dims):
         report.warn(
             "rope-not-expressible",
             "the weights convert, but no Megatron argument states this rope",

@@ -23,7 +23,7 @@ from .tokenizer import read_tokenizer
 
 ARCH, SAMPLED, FULL = "arch-1", "weights-sampled-1", "weights-full-1"
 SAMPLES, SAMPLE = 4, 4096
-NOT_IDENTITY = frozenset(("max_position_embeddings", "moe.balancing", "rope.partial_rotary_factor"))
+NOT_IDENTITY = frozenset(("max_position_embeddings", "moe.balancing", "rope.partial_rotary_factor", "unstated"))
 
 
 @dataclass(frozen=True, slots=True)

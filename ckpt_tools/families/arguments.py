@@ -8,13 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .dims import DEFAULT_ROPE, Dims, Gdn, Moe
-
-LLAMA3, YARN = "llama3", "yarn"
-# What --use-rope-scaling fixes (mcore rotary_pos_embedding.py, _apply_scaling); only the factor is an argument.
-LLAMA3_FIXED = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-# Defaults of mcore's MLATransformerConfig that no argument reaches.
-YARN_FIXED = {"beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
+from .dims import LLAMA3, SIGMOID, Dims, Gdn, Mla, Moe
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,8 @@ def model_arguments(d: Dims, mtp: int, spec: tuple[str, str] | None = None) -> l
         *([_on("add_qkv_bias", "--add-qkv-bias")] if d.qkv_bias else []),
         *([] if d.tied else [_on("untie_embeddings_and_output_weights", "--untie-embeddings-and-output-weights")]),
         *(_moe(d, d.moe) if d.moe else []),
-        *(_gdn(d.gdn, bool(spec)) if d.gdn else []),
+        *(_gdn(d.gdn, d.num_hidden_layers, bool(spec)) if d.gdn else []),
+        *(_indexer(d.mla) if d.mla and d.mla.index_heads and not spec else []),
         *([_set("mtp_num_layers", mtp)] if mtp else []),
     ]
 
@@ -169,7 +164,9 @@ def _moe(d: Dims, m: Moe) -> list[Argument]:
             _set("moe_router_bias_update_rate", 0),
             _set("moe_router_load_balancing_type", m.balancing),
         ]
-    if m.score == "softmax":
+    elif not m.norm_topk:
+        found.append(_on("moe_router_pre_softmax", "--moe-router-pre-softmax"))  # over all experts, before the choice
+    if m.score != SIGMOID:
         found.append(_set("moe_token_drop_policy", "probs"))
     return [
         *found,
@@ -181,11 +178,20 @@ def _moe(d: Dims, m: Moe) -> list[Argument]:
     ]
 
 
-def _gdn(g: Gdn, plugin: bool) -> list[Argument]:
+def _indexer(m: Mla) -> list[Argument]:
+    """Sparse attention as Megatron has it; slime's plugin reads the Hugging Face config itself."""
+    return [
+        _set("experimental_attention_variant", "dsa"),
+        _set("dsa_indexer_n_heads", m.index_heads),
+        _set("dsa_indexer_head_dim", m.index_dim),
+        _set("dsa_indexer_topk", m.index_topk),
+    ]
+
+
+def _gdn(g: Gdn, count: int, plugin: bool) -> list[Argument]:
     """slime's plugin reads the Hugging Face config itself; Megatron wants the dimensions."""
     if plugin:
         return [_on("use_gated_attention", "--use-gated-attention")]
-    count = max(g.layers) + 2 if g.layers else 1
     return [
         _set("experimental_attention_variant", "gated_delta_net"),
         _set("linear_attention_freq", frequency(g.layers, count)),
@@ -194,33 +200,6 @@ def _gdn(g: Gdn, plugin: bool) -> list[Argument]:
         _set("linear_value_head_dim", g.value_dim),
         _set("linear_num_key_heads", g.key_heads),
         _set("linear_num_value_heads", g.value_heads),
-    ]
-
-
-def inexpressible(d: Dims) -> list[str]:
-    """What of the rope no Megatron argument can say; the weights convert all the same."""
-    rope = d.rope
-    problems = []
-    if rope.kind == LLAMA3:
-        problems = [
-            f"rope {name} {rope.field(name)} (--use-rope-scaling fixes {fixed})"
-            for name, fixed in LLAMA3_FIXED.items()
-            if rope.field(name) != fixed
-        ]
-    elif rope.kind != DEFAULT_ROPE and not (d.mla and rope.kind == YARN):
-        problems = [f"rope type {rope.kind!r} {dict(rope.scaling)}"]
-    if rope.theta != int(rope.theta):
-        problems.append(f"rope_theta {rope.theta} (--rotary-base takes whole numbers)")
-    return problems
-
-
-def approximated(d: Dims) -> list[str]:
-    """Fields of a yarn rope that Megatron's arguments fix, where the config says otherwise."""
-    if not d.mla or d.rope.kind != YARN:
-        return []
-    stated = ((name, d.rope.field(name), fixed) for name, fixed in YARN_FIXED.items())
-    return [
-        f"rope {name} {value} (Megatron uses {fixed})" for name, value, fixed in stated if value not in (None, fixed)
     ]
 
 

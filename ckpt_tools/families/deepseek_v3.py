@@ -8,8 +8,9 @@ from ..mapping.rules import Rule, Table
 from . import blocks, mla, moe, nextn
 from .base import MTP_LOGITS, Family, Variant, Variants
 from .config import Fields
-from .dims import Dims, Mla, read_dims
+from .dims import Dims, Mla
 from .glm4_moe import read_moe
+from .reading import read_dims, require
 
 
 def read_mla(fields: Fields) -> Mla:
@@ -25,22 +26,40 @@ def read_mla(fields: Fields) -> Mla:
 
 
 def dims(fields: Fields) -> Dims:
-    if fields.value("attention_bias"):
-        fields.wrong("attention_bias", "false (no release of the family has biases)", True)
-    return replace(read_dims(fields, mla=read_mla(fields)), moe=read_moe(fields))
+    require(fields, attention_bias=False)
+    read = replace(read_dims(fields, mla=read_mla(fields)), moe=read_moe(fields))
+    apart = ("rope_interleave false (Megatron's latent attention rotates neighbouring values)",)
+    return replace(read, unstated=read.unstated + apart) if fields.value("rope_interleave") is False else read
 
 
 def with_indexer(fields: Fields) -> Dims:
-    """DeepSeek-V3.2 and GLM-5: every layer has an indexer unless `indexer_types` shares one ("full" or "shared")."""
+    """DeepSeek-V3.2 and GLM-5: latent attention that an indexer makes sparse."""
     read = dims(fields)
     assert read.mla is not None
-    types = fields.value("indexer_types")
-    layers = range(read.num_hidden_layers)
-    if types is not None and len(types) < read.num_hidden_layers:
-        fields.wrong("indexer_types", f"{read.num_hidden_layers} entries", f"{len(types)} entries")
-    full = tuple(i for i in layers if types is None or (i < len(types) and types[i] == "full"))
-    heads, size = fields.size("index_n_heads"), fields.size("index_head_dim")
-    return replace(read, mla=replace(read.mla, indexer=full, index_heads=heads, index_dim=size))
+    indexer = indexed_layers(fields, read.num_hidden_layers)
+    heads, size, top = (fields.size(f"index_{name}") for name in ("n_heads", "head_dim", "topk"))
+    latent = replace(read.mla, indexer=indexer, index_heads=heads, index_dim=size, index_topk=top)
+    shared = ("layers that share an indexer",) if len(indexer) < read.num_hidden_layers else ()
+    return replace(read, mla=latent, unstated=read.unstated + shared)
+
+
+def indexed_layers(fields: Fields, count: int) -> tuple[int, ...]:
+    """Layers with an indexer of their own; the others reuse the choice of the one before.
+
+    All, or those that `indexer_types` calls "full", or "F" in `index_topk_pattern`, or every `index_topk_freq`-th from
+    `index_skip_topk_offset` on with those before it (transformers GlmMoeDsaConfig).
+    """
+    name = fields.first("indexer_types", "index_topk_pattern")
+    kinds = fields.value(name)
+    if kinds is not None:
+        if len(kinds) < count:
+            fields.wrong(name, f"{count} entries", f"{len(kinds)} entries")
+        return tuple(i for i, kind in enumerate(kinds[:count]) if kind in ("full", "F"))
+    step = fields.size("index_topk_freq") if fields.has("index_topk_freq") else 1
+    if step == 1:
+        return tuple(range(count))
+    offset = fields.size("index_skip_topk_offset")
+    return tuple(i for i in range(count) if max(i - offset + 1, 0) % step == 0)
 
 
 def table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants) -> Table:

@@ -1,14 +1,12 @@
-"""The dimensions that decide names, shapes and Megatron's arguments, read from config.json."""
+"""The dimensions that decide names, shapes and Megatron's arguments."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from .config import Fields
-
-DEFAULT_ROPE = "default"
-LLAMA_ROPE_THETA = 10000.0
+DEFAULT_ROPE, LLAMA3, YARN = "default", "llama3", "yarn"
+SOFTMAX, SIGMOID = "softmax", "sigmoid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,8 @@ class Rope:
 class Moe:
     """Mixture of experts. `layers` are the decoder layers that have it; `shared_size` is 0 without shared experts.
 
-    `score` is the router's score function ("softmax" or "sigmoid"), `scaling` its factor on the routed output.
+    `score` is the router's score function, `scaling` its factor on the routed output, `norm_topk` whether the chosen
+    experts' scores are made to sum to one.
     """
 
     layers: tuple[int, ...]
@@ -37,7 +36,7 @@ class Moe:
     shared_size: int = 0
     shared_gate: bool = False
     router_bias: bool = False
-    score: str = "softmax"
+    score: str = SOFTMAX
     scaling: float = 1.0
     groups: int = 1
     top_groups: int = 1
@@ -49,7 +48,8 @@ class Moe:
 class Mla:
     """Multi-head latent attention; `q_lora_rank` is None where queries are projected directly.
 
-    `indexer` are the decoder layers with a DSA indexer (sparse attention), `index_heads` of `index_dim`.
+    `indexer` are the decoder layers with a DSA indexer (sparse attention), `index_heads` of `index_dim`; it keeps the
+    best `index_topk` positions.
     """
 
     q_lora_rank: int | None
@@ -60,6 +60,7 @@ class Mla:
     indexer: tuple[int, ...] = ()
     index_heads: int = 0
     index_dim: int = 0
+    index_topk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ class Dims:
 
     `output_gate`: q_proj holds a gate beside every query head. `sandwich_norms`: norms after attention and MLP as well.
     `wide_qk_norm`: norms over the full width of q and k.
-    `zero_centred`: norms store w of (1 + w). `rotary_percent`: the rotated share of a head.
+    `zero_centred`: norms store w of (1 + w). `rotary_percent`: the rotated share of a head. `unstated`: what of the model
+    no Megatron argument says, in words.
     """
 
     hidden_size: int
@@ -130,141 +132,9 @@ class Dims:
     mla: Mla | None = None
     gdn: Gdn | None = None
     hybrid: Hybrid | None = None
+    unstated: tuple[str, ...] = ()
 
     @property
     def uniform(self) -> bool:
         """All decoder layers hold the same tensors, and Megatron is told so by plain numbers, not by lists."""
         return self.moe is None and self.gdn is None
-
-
-def read_rope(fields: Fields, absent_theta: float | None = None) -> Rope:
-    """Rope from `rope_theta` + `rope_scaling` (transformers 4) or `rope_parameters` (transformers 5).
-
-    `absent_theta` is the base that a family's config class defined before the field existed (Llama 1 and 2: 10000,
-    transformers.LlamaConfig); without it an absent base is an error.
-    """
-    nested = fields.value("rope_parameters") or {}
-    scaling = dict(nested) or dict(fields.value("rope_scaling") or {})
-    theta = nested.get("rope_theta")
-    if theta is not None and fields.has("rope_theta") and float(fields.value("rope_theta")) != float(theta):
-        fields.report.error(
-            "config-conflict",
-            "rope_theta has two values",
-            where=fields.where,
-            expected="one value",
-            actual=f"rope_theta: {fields.value('rope_theta')}, rope_parameters.rope_theta: {theta}",
-            fix="make them agree in config.json",
-        )
-    if theta is None:
-        theta = absent_theta if absent_theta and not fields.has("rope_theta") else fields.number("rope_theta")
-    kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or DEFAULT_ROPE
-    scaling.pop("type", None)
-    scaling.pop("rope_theta", None)
-    return Rope(float(theta), kind, tuple(sorted(scaling.items())))
-
-
-def read_layers(fields: Fields, first: str = "first_k_dense_replace") -> tuple[int, ...]:
-    """MoE layers of the DeepSeek and GLM families: all from `first_k_dense_replace` on (moe_layer_freq must be 1).
-
-    transformers 5 lists them in `mlp_layer_types` instead, for some families as well.
-    """
-    if fields.value("moe_layer_freq") not in (None, 1):
-        fields.wrong("moe_layer_freq", "1", fields.value("moe_layer_freq"))
-    count, dense, types = fields.size("num_hidden_layers"), fields.value(first), fields.value("mlp_layer_types")
-    if types is not None and (not isinstance(types, list) or len(types) != count):
-        fields.wrong("mlp_layer_types", f"a list of {count} entries", types)
-        types = None
-    sparse = tuple(i for i, kind in enumerate(types or ()) if kind == "sparse")
-    if dense is None and types is not None:
-        return sparse
-    if isinstance(dense, bool) or not isinstance(dense, int) or dense < 0:
-        fields.wrong(first, "a count of dense layers, 0 or more", dense)
-        dense = 0
-    found = tuple(range(dense, count))
-    if types is not None and sparse != found:
-        fields.report.error(
-            "config-conflict",
-            "which layers have experts has two values",
-            where=fields.where,
-            expected="one value",
-            actual=f"{first}: {dense}, mlp_layer_types: sparse in {len(sparse)} of {count} layers",
-            fix="make them agree in config.json",
-        )
-    return found
-
-
-def read_rotary_percent(fields: Fields) -> float:
-    """`partial_rotary_factor`, which transformers 5 keeps in `rope_parameters`."""
-    name = "partial_rotary_factor"
-    nested = (fields.value("rope_parameters") or {}).get(name)
-    if nested is None:
-        return fields.number(name)
-    if fields.has(name) and fields.value(name) != nested:
-        fields.report.error(
-            "config-conflict",
-            f"{name} has two values",
-            where=fields.where,
-            expected="one value",
-            actual=f"{name}: {fields.value(name)}, rope_parameters.{name}: {nested}",
-            fix="make them agree in config.json",
-        )
-    return float(nested)
-
-
-def read_head_dim(fields: Fields, heads: int) -> int:
-    """`head_dim`, or hidden_size / num_attention_heads where the config leaves it out, as transformers defines it."""
-    if fields.has("head_dim"):
-        return fields.size("head_dim")
-    hidden = fields.size("hidden_size")
-    if hidden % heads:
-        fields.wrong("num_attention_heads", f"a divisor of hidden_size {hidden}, or an explicit head_dim", heads)
-    return max(1, hidden // heads)
-
-
-def read_dims(
-    fields: Fields,
-    *,
-    qkv_bias: bool = False,
-    linear_bias: bool = False,
-    qk_norm: bool = False,
-    absent_theta: float | None = None,
-    epsilon: str = "rms_norm_eps",
-    ffn: str = "intermediate_size",
-    mla: Mla | None = None,
-) -> Dims:
-    """The fields that every decoder shares; problems are gathered in `fields.report`.
-
-    `epsilon` and `ffn` name the fields of a family that spells them otherwise. Latent attention has no key-value groups
-    and no head size of its own; the non-rotary one stands in for Megatron's kv_channels, as in slime's scripts.
-    """
-    heads = fields.size("num_attention_heads")
-    groups = heads if mla else fields.size("num_key_value_heads")
-    if heads % groups:
-        fields.report.error(
-            "heads-not-divisible",
-            f"{groups} key-value heads do not divide {heads} attention heads",
-            where=fields.where,
-            expected="num_attention_heads a multiple of num_key_value_heads",
-            actual=f"{heads} and {groups}",
-            fix="correct config.json",
-        )
-    activation = fields.value("hidden_act")
-    if activation not in (None, "silu"):
-        fields.wrong("hidden_act", "'silu' (SwiGLU is the only gated MLP mapped)", activation)
-    return Dims(
-        hidden_size=fields.size("hidden_size"),
-        num_hidden_layers=fields.size("num_hidden_layers"),
-        num_attention_heads=heads,
-        num_key_value_heads=groups,
-        head_dim=mla.qk_nope_head_dim if mla else read_head_dim(fields, heads),
-        intermediate_size=fields.size(ffn),
-        vocab_size=fields.size("vocab_size"),
-        max_position_embeddings=fields.size("max_position_embeddings"),
-        rms_norm_eps=fields.number(epsilon),
-        rope=read_rope(fields, absent_theta),
-        tied=fields.flag("tie_word_embeddings"),
-        qkv_bias=qkv_bias,
-        linear_bias=linear_bias,
-        qk_norm=qk_norm,
-        mla=mla,
-    )

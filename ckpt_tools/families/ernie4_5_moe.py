@@ -10,19 +10,21 @@ from . import blocks, moe
 from .base import Family, Variants
 from .blocks import Place
 from .config import Fields
-from .dims import Dims, Moe, read_dims
+from .dims import Dims, Moe
+from .reading import read_dims, require
 
 BIAS = "mlp.moe_statics.e_score_correction_bias"
 
 
 def dims(fields: Fields) -> Dims:
-    """MoE layers from `moe_layer_start_index` on, every `moe_layer_interval`-th; biases on every projection if use_bias."""
+    """MoE layers from `moe_layer_start_index` on, every `moe_layer_interval`-th; no biases (the head would have one)."""
+    require(fields, use_bias=False)
     first, step = fields.value("moe_layer_start_index"), fields.size("moe_layer_interval")
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
         fields.wrong("moe_layer_start_index", "the first MoE layer, 0 or more", first)
         first = 0
     last = fields.value("moe_layer_end_index")
-    read = read_dims(fields, linear_bias=fields.flag("use_bias"))
+    read = read_dims(fields)
     count = read.num_hidden_layers
     end = count if last in (None, -1) else int(last) + 1
     size = fields.size("moe_intermediate_size")

@@ -9,7 +9,8 @@ from ..mapping.rules import Table
 from . import blocks
 from .base import Family, Variants
 from .config import Fields
-from .dims import Dims, read_dims, read_rotary_percent
+from .dims import Dims
+from .reading import read_dims, read_rotary_percent
 
 
 def dims(fields: Fields) -> Dims:

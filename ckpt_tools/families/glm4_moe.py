@@ -8,11 +8,13 @@ from ..mapping.rules import Table
 from . import blocks, moe, nextn
 from .base import MTP_LOGITS, Family, Variants
 from .config import Fields
-from .dims import Dims, Moe, read_dims, read_layers, read_rotary_percent
+from .dims import SIGMOID, Dims, Moe
+from .reading import read_dims, read_layers, read_rotary_percent, require
 
 
 def read_moe(fields: Fields) -> Moe:
     """The routed experts of the DeepSeek and GLM families: sigmoid scores, a selection bias, shared experts."""
+    require(fields, scoring_func=SIGMOID, topk_method="noaux_tc")
     size = fields.size("moe_intermediate_size")
     shared = fields.value("n_shared_experts") or 0
     return Moe(
@@ -22,10 +24,11 @@ def read_moe(fields: Fields) -> Moe:
         top_k=fields.size("num_experts_per_tok"),
         shared_size=shared * size,
         router_bias=True,
-        score="sigmoid",
+        score=SIGMOID,
         scaling=fields.number("routed_scaling_factor"),
         groups=fields.size("n_group"),
         top_groups=fields.size("topk_group"),
+        norm_topk=fields.flag("norm_topk_prob"),
     )
 
 

@@ -10,7 +10,8 @@ from . import blocks, moe
 from .base import HF, Family, Variant, Variants
 from .blocks import Place, plain, rule
 from .config import Fields
-from .dims import Dims, Moe, read_dims
+from .dims import Dims, Moe
+from .reading import read_dims
 
 BF16, MXFP4 = "bf16", "mxfp4"
 GROUP = 32  # values per scale
@@ -21,13 +22,14 @@ def dims(fields: Fields) -> Dims:
     if fields.value("attention_bias") is not True:
         fields.wrong("attention_bias", "true (every release has biases)", fields.value("attention_bias"))
     read = read_dims(fields, linear_bias=True)
+    odd = ("attention sinks", "an activation clamped and scaled by its own rule")
     experts = Moe(
         layers=tuple(range(read.num_hidden_layers)),
         num_experts=fields.size("num_local_experts"),
         intermediate_size=read.intermediate_size,
         top_k=fields.size("num_experts_per_tok"),
     )
-    return replace(read, moe=experts)
+    return replace(read, moe=experts, unstated=read.unstated + odd)
 
 
 def _experts(d: Dims, at: Place, form: str) -> list[Rule]:

@@ -6,7 +6,8 @@ from ..mapping.rules import Table
 from . import blocks, dense
 from .base import NONE, Family, Variants
 from .config import Fields
-from .dims import Dims, read_dims
+from .dims import Dims
+from .reading import read_dims
 
 MTP_NAMES = {
     "enorm": "token_layernorm.weight",

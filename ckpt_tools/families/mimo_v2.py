@@ -13,7 +13,8 @@ from . import blocks, moe
 from .base import HF, Family, Variant, Variants
 from .blocks import Place, plain, rule
 from .config import Fields
-from .dims import Dims, Hybrid, Moe, read_dims
+from .dims import SIGMOID, Dims, Hybrid, Moe
+from .reading import read_dims, require
 
 MTP_NAMES = {
     "enorm": "enorm.weight",
@@ -65,6 +66,7 @@ def dims(fields: Fields) -> Dims:
         if not isinstance(value, list) or len(value) != count:
             fields.wrong(name, f"a list of {count} numbers", value)
     read = read_dims(fields, epsilon="layernorm_epsilon")
+    require(fields, attention_bias=False, n_shared_experts=0, scoring_func=SIGMOID, topk_method="noaux_tc")
     fields.done()
     windows = Hybrid(
         layers=tuple(i for i, kind in enumerate(pattern) if kind == 1),
@@ -82,10 +84,12 @@ def dims(fields: Fields) -> Dims:
         intermediate_size=fields.size("moe_intermediate_size"),
         top_k=fields.size("num_experts_per_tok"),
         router_bias=True,
-        score="sigmoid",
+        score=SIGMOID,
         scaling=float(fields.value("routed_scaling_factor") or 1.0),
+        norm_topk=fields.flag("norm_topk_prob"),
     )
-    return replace(read, moe=experts, hybrid=windows, rotary_percent=fields.number("partial_rotary_factor"))
+    percent, odd = fields.number("partial_rotary_factor"), ("heads and windows that differ from layer to layer",)
+    return replace(read, moe=experts, hybrid=windows, rotary_percent=percent, unstated=read.unstated + odd)
 
 
 def _heads(d: Dims, window: bool) -> Heads:

@@ -11,7 +11,8 @@ from ..mapping.rules import Table
 from . import blocks, moe
 from .base import Family, Variants
 from .config import Fields
-from .dims import Dims, Moe, read_dims
+from .dims import SIGMOID, Dims, Moe
+from .reading import read_dims, read_rotary_percent, require
 
 NAMES = moe.MoeNames(
     router="block_sparse_moe.gate.weight",
@@ -24,11 +25,9 @@ NAMES = moe.MoeNames(
 
 
 def dims(fields: Fields) -> Dims:
-    """`intermediate_size` is an expert's. `rotary_dim` rows of each head rotate."""
-    if fields.value("shared_intermediate_size"):
-        fields.wrong(
-            "shared_intermediate_size", "0 (no release has shared experts)", fields.value("shared_intermediate_size")
-        )
+    """`intermediate_size` is an expert's. `rotary_dim` rows of each head rotate, or a `partial_rotary_factor` of them."""
+    require(fields, shared_intermediate_size=0, scoring_func=SIGMOID, qk_norm_type="per_layer")
+    require(fields, attn_type_list=[1] * fields.size("num_hidden_layers"))
     fields.size("head_dim")
     read = read_dims(fields)
     experts = Moe(
@@ -37,10 +36,11 @@ def dims(fields: Fields) -> Dims:
         intermediate_size=read.intermediate_size,
         top_k=fields.size("num_experts_per_tok"),
         router_bias=fields.flag("use_routing_bias"),
-        score="sigmoid",
+        score=SIGMOID,
         balancing="none",
     )
-    percent = fields.size("rotary_dim") / read.head_dim
+    stated = fields.has("rotary_dim")
+    percent = fields.size("rotary_dim") / read.head_dim if stated else read_rotary_percent(fields)
     return replace(read, moe=experts, wide_qk_norm=fields.flag("use_qk_norm"), rotary_percent=percent)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from . import dense
 from .base import LOGITS, Family
 from .config import Fields
-from .dims import Dims, read_dims
+from .dims import Dims
+from .reading import read_dims
 
 
 def dims(fields: Fields) -> Dims:

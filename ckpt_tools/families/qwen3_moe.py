@@ -8,7 +8,8 @@ from ..mapping.rules import Table
 from . import blocks, dense, moe
 from .base import LOGITS, Family, Variants
 from .config import Fields
-from .dims import Dims, Moe, read_dims
+from .dims import Dims, Moe
+from .reading import read_dims
 
 
 def sparse_layers(fields: Fields) -> tuple[int, ...]:
@@ -24,6 +25,7 @@ def read_moe(fields: Fields) -> Moe:
         num_experts=fields.size(fields.first("num_experts", "num_local_experts")),
         intermediate_size=fields.size("moe_intermediate_size"),
         top_k=fields.size("num_experts_per_tok"),
+        norm_topk=fields.flag("norm_topk_prob"),
     )
 
 

@@ -9,8 +9,9 @@ from . import blocks, gdn, moe
 from .base import HF, MEGATRON, MTP_LOGITS, Family, Variant, Variants
 from .blocks import Place
 from .config import Fields
-from .dims import Dims, Gdn, Moe, read_dims, read_rotary_percent
+from .dims import Dims, Gdn, Moe
 from .qwen3_moe import sparse_layers
+from .reading import read_dims, read_rotary_percent, require
 
 MTP_NAMES = {
     "enorm": "mtp.pre_fc_norm_embedding.weight",
@@ -46,6 +47,7 @@ def read_gdn(fields: Fields) -> Gdn:
 
 
 def read_moe(fields: Fields) -> Moe:
+    """Qwen3.5 has no `norm_topk_prob`: it always renormalises (transformers Qwen3_5MoeTopKRouter)."""
     return Moe(
         layers=sparse_layers(fields),
         num_experts=fields.size("num_experts"),
@@ -53,13 +55,13 @@ def read_moe(fields: Fields) -> Moe:
         top_k=fields.size("num_experts_per_tok"),
         shared_size=fields.size("shared_expert_intermediate_size"),
         shared_gate=True,
+        norm_topk=fields.value("norm_topk_prob") is not False,
     )
 
 
 def hybrid_dims(fields: Fields) -> Dims:
     """Qwen3.5 MoE configs have no intermediate_size: no layer is dense, and Megatron is told the experts' size."""
-    if fields.value("attention_bias"):
-        fields.wrong("attention_bias", "false (no release of the family has biases)", True)
+    require(fields, attention_bias=False, attn_output_gate=True)
     fields.size("head_dim")
     read = read_dims(fields, qk_norm=True, ffn=fields.first("intermediate_size", "moe_intermediate_size"))
     return replace(

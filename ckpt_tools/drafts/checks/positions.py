@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ...errors import Finding
 from ...families.config import Fields
-from ...families.dims import LLAMA_ROPE_THETA, Rope, read_rope
+from ...families.dims import Rope
+from ...families.reading import LLAMA_ROPE_THETA, read_rope
 from ..identity import decimal, scalar
 from .pair import Pair
 

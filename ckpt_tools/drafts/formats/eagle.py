@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...families.config import Fields
-from ...families.dims import LLAMA_ROPE_THETA, Mla, read_head_dim, read_rope
+from ...families.dims import Mla
+from ...families.reading import LLAMA_ROPE_THETA, read_head_dim, read_rope
 from ...report import Report, listed
 from ..spec import D2T, EAGLE, EAGLE3, EMBED, FC, HEAD, DraftSpec, plain
 from .base import AUX_IDS, DRAFT_VOCAB, NUM_AUX, TARGET_HIDDEN, USE_AUX, Flat, Format, eagle_config

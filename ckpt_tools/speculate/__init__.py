@@ -1,0 +1,1 @@
+"""Draft heads as torch modules, speculative decoding with real verification, and what it gains."""

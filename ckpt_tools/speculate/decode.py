@@ -1,0 +1,157 @@
+"""Decoding one prompt: by the target alone, and with a head."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .chain import Chain, Choose, likeliest
+from .counters import Counters
+from .head import Head
+from .target import Run, Target
+from .verification import Sampling, distribution, draw, verifier
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds. `draft` is spent in the head, `target` in the target's passes after the prompt, `loop` from the end of the
+    prompt's pass to the last token; `prompt` is the prompt's pass, of the head as well."""
+
+    draft: float = 0.0
+    target: float = 0.0
+    loop: float = 0.0
+    prompt: float = 0.0
+
+    def __iadd__(self, other: Times) -> Times:
+        for name in ("draft", "target", "loop", "prompt"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+
+@dataclass(slots=True)
+class Decoded:
+    """`tokens` after the prompt; `accepted[i]` says whether token i was a draft; `rejected[i]` are the drafts that token i
+    took the place of."""
+
+    tokens: list[int]
+    passes: int = 0
+    times: Times = field(default_factory=Times)
+    accepted: list[bool] = field(default_factory=list)
+    rejected: dict[int, list[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """At most `new` tokens; a text ends after one of `stop`."""
+
+    new: int = 64
+    stop: Collection[int] = ()
+
+
+class Clock:
+    """Wall time of a device: waits for a GPU before it looks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+
+    def __call__(self) -> float:
+        if self.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def cut(tokens: list[int], limits: Limits) -> tuple[list[int], bool]:
+    """(the text up to its end, whether it has ended)."""
+    for number, token in enumerate(tokens[: limits.new]):
+        if token in limits.stop:
+            return tokens[: number + 1], True
+    return tokens[: limits.new], len(tokens) >= limits.new
+
+
+@torch.inference_mode()
+def plain(target: Target, prompt: Sequence[int], limits: Limits, sampling: Sampling | None = None) -> Decoded:
+    """The target alone, one token per pass."""
+    sampling = sampling or Sampling()
+    generator = torch.Generator().manual_seed(sampling.seed)
+    clock, run = Clock(target.device), Run(target)
+
+    def choose(hidden: torch.Tensor) -> int:
+        logits = target.logits(hidden[:, -1])[0]
+        return int(logits.argmax(-1)) if sampling.greedy else draw(distribution(logits, sampling), generator)
+
+    begun = clock()
+    out = Decoded([choose(run.feed(prompt)[0])])
+    started = clock()
+    out.times.prompt = started - begun
+    while not cut(out.tokens, limits)[1]:
+        out.tokens.append(choose(run.feed(out.tokens[-1:])[0]))
+        out.passes += 1
+    out.times.loop = out.times.target = clock() - started
+    out.accepted = [False] * len(out.tokens)
+    return out
+
+
+@torch.inference_mode()
+def speculative(
+    target: Target,
+    head: Head,
+    prompt: Sequence[int],
+    limits: Limits,
+    counters: Counters,
+    sampling: Sampling | None = None,
+) -> Decoded:
+    """Draft `counters.steps` tokens, verify them in one pass of the target, go on after the last that it keeps."""
+    sampling = sampling or Sampling()
+    generator = torch.Generator().manual_seed(sampling.seed)
+    verify, choose = verifier(sampling, generator), chooser(head, sampling, generator, target.vocab_size)
+    clock, run, chain = Clock(target.device), Run(target, head.boundaries), Chain(head)
+    begun = clock()
+    hidden, features = run.feed(prompt)
+    logits = target.logits(hidden[:, -1])[0]
+    first = int(logits.argmax(-1)) if sampling.greedy else draw(distribution(logits, sampling), generator)
+    out = Decoded([first], accepted=[False])
+    chain.extend(features, [*prompt[1:], first])
+    started = clock()
+    out.times.prompt = started - begun
+    while not cut(out.tokens, limits)[1]:
+        at = clock()
+        draft = chain.draft(counters.steps, choose)
+        drafted = clock()
+        hidden, features = run.feed([out.tokens[-1], *draft.tokens])
+        logits = target.logits(hidden)[0]
+        verified = clock()
+        accepted, emitted = verify(draft, logits)
+        counters.count(accepted)
+        if accepted < counters.steps:
+            out.rejected[len(out.tokens) + accepted] = draft.tokens[accepted:]
+        out.tokens += emitted
+        out.accepted += [True] * accepted + [False]
+        out.passes += 1
+        run.roll_back(run.length - (counters.steps - accepted))
+        settled = clock()
+        if not cut(out.tokens, limits)[1]:
+            chain.extend(features[:, : accepted + 1], emitted)
+        out.times.draft += drafted - at + clock() - settled
+        out.times.target += verified - drafted
+    out.times.loop = clock() - started
+    out.tokens = cut(out.tokens, limits)[0]
+    out.accepted = out.accepted[: len(out.tokens)]
+    counters.tokens += len(out.tokens)
+    return out
+
+
+def chooser(head: Head, sampling: Sampling, generator: torch.Generator, vocab: int) -> Choose:
+    """How a draft is chosen: the likeliest, or for exact rejection one drawn from q, which it hands on."""
+    if sampling.greedy or sampling.method != "exact":
+        return likeliest(head)
+
+    def choose(logits: torch.Tensor) -> tuple[int, torch.Tensor | None]:
+        q = distribution(logits, sampling).to(generator.device)
+        whole = torch.zeros(vocab)
+        whole[head.target_ids(torch.arange(len(q), device=logits.device)).to(generator.device)] = q
+        return draw(whole, generator), whole
+
+    return choose

@@ -1,0 +1,151 @@
+"""The target: transformers' own model with a cache that can be rolled back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..drafts.formats.targets import Target as TargetFacts
+from ..drafts.formats.targets import read_target
+from ..errors import CkptError, error
+from ..report import listed
+from .head import Tables
+
+# Model types that transformers does not know and whose body is that of another: MiMo-7B is Qwen2 with MTP layers,
+# Kimi-K2 is DeepSeek-V3, and MiMo-V2's releases say mimo_v2 where transformers says mimo_v2_flash.
+BODIES = {"mimo": "qwen2", "kimi_k2": "deepseek_v3", "mimo_v2": "mimo_v2_flash"}
+NOT_OF_THE_BODY = ("model_type", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype")
+
+
+@dataclass(eq=False)
+class Target:
+    """`model` is the causal language model, `body` its decoder; `tables` are shared with the head."""
+
+    facts: TargetFacts
+    model: Any
+    body: Any
+    tables: Tables
+
+    @property
+    def config(self) -> Any:
+        """The decoder's transformers config."""
+        return self.model.config.get_text_config()
+
+    @property
+    def device(self) -> torch.device:
+        return self.tables.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tables.embedding.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tables.output.shape[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[..., V]` from states after the final norm."""
+        found: Tensor = self.model.lm_head(hidden)
+        return found
+
+
+def load_target(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Target:
+    """Load a Hugging Face folder; its MTP layers stay where they are.
+
+    Raises NotFound without config, and CkptError where transformers does not know the model or does not find its tensors.
+    """
+    import transformers
+
+    facts = read_target(folder)
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    loader: Any = transformers.AutoModelForCausalLM
+    try:
+        config = _config(folder, facts)
+        model, info = loader.from_pretrained(
+            folder, config=config, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError) as problem:
+        raise error(
+            CkptError,
+            "target-not-loaded",
+            "transformers does not load this target",
+            where=str(folder),
+            expected="a model that transformers has",
+            actual=str(problem).strip().splitlines()[0],
+            fix="a server can still be measured: `smoke --server URL`",
+        ) from problem
+    _check(folder, info)
+    model = model.eval().requires_grad_(False).to(device)
+    return of_model(model, facts)
+
+
+def of_model(model: Any, facts: TargetFacts) -> Target:
+    """A loaded transformers model as a target."""
+    tables = Tables(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+    return Target(facts, model, model.get_decoder(), tables)
+
+
+def _config(folder: Path, facts: TargetFacts) -> Any:
+    """transformers' config; no code of the folder is run."""
+    from transformers import AutoConfig
+
+    kind = facts.config.get("model_type")
+    body = BODIES.get(str(kind))
+    if body is None:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    fields = {name: value for name, value in facts.config.items() if name not in NOT_OF_THE_BODY}
+    return AutoConfig.for_model(body, **fields)
+
+
+def _check(folder: Path, info: Any) -> None:
+    """A target with fresh tensors in it would verify nothing."""
+    if wrong := [*map(str, info["missing_keys"]), *map(str, info["mismatched_keys"])]:
+        raise error(
+            CkptError,
+            "target-incomplete",
+            f"{len(wrong)} tensors of the target are not what its config says",
+            where=str(folder),
+            expected="every tensor of the model",
+            actual=listed(sorted(wrong)),
+            fix="`ckpt-tools inspect` says what is wrong with the folder",
+        )
+
+
+@dataclass(eq=False)
+class Run:
+    """One sequence in the target's cache. `length` counts cached tokens."""
+
+    target: Target
+    boundaries: tuple[int, ...] = ()
+    length: int = 0
+    cache: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        from transformers import DynamicCache
+
+        self.cache = DynamicCache(config=self.target.model.config)
+        self.cache.activate_past_recording()
+
+    @torch.inference_mode()
+    def feed(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Append tokens; returns (states after the final norm `[1, T, H]`, features of a head `[1, T, F]`)."""
+        tokens = torch.tensor([list(ids)], device=self.target.device)
+        out = self.target.body(
+            input_ids=tokens, cache=self.cache, use_cache=True, output_hidden_states=bool(self.boundaries)
+        )
+        self.length += len(ids)
+        last: Tensor = out.last_hidden_state
+        if not self.boundaries:
+            return last, last
+        return last, torch.cat([out.hidden_states[boundary] for boundary in self.boundaries], dim=-1)
+
+    def roll_back(self, length: int) -> None:
+        """Forget everything after the first `length` tokens."""
+        self.cache.crop(length - self.length)
+        self.length = length

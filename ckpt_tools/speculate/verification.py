@@ -1,0 +1,102 @@
+"""Which drafts the target keeps.
+
+Greedy: a draft is kept while it is the target's own likeliest token. Exact rejection (Leviathan et al. 2023; SGLang
+`--speculative-use-rejection-sampling`): a draft drawn from q is kept with probability min(1, p/q); at the first rejection
+a token of [p - q]+ / Z takes its place. Target-only (SGLang's default for a chain, thresholds 1): a draft d is kept with
+probability p(d), whatever q; a rejected one is replaced by a token of p without d. After the last draft, one of p. All
+three leave the target's distribution as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .chain import Draft
+
+# (draft, logits of the target [k+1, V]) -> (accepted drafts, tokens to emit: those and one more)
+Verify = Callable[[Draft, Tensor], tuple[int, list[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """`temperature` 0 is greedy; `top_k` 0 and `top_p` 1 leave everything. `method` is "exact" or "target-only"."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    method: str = "exact"
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
+    """`[..., V]` in float32: softmax at the temperature, then top-k, then top-p, renormalised (SGLang's order)."""
+    probs = torch.softmax(logits.float() / sampling.temperature, dim=-1)
+    if 0 < sampling.top_k < probs.shape[-1]:
+        least = probs.topk(sampling.top_k, dim=-1).values[..., -1:]
+        probs = probs.masked_fill(probs < least, 0)
+    if sampling.top_p < 1:
+        ordered, order = probs.sort(dim=-1, descending=True)
+        before = ordered.cumsum(-1) - ordered
+        share = sampling.top_p * ordered.sum(-1, keepdim=True)
+        kept = torch.zeros_like(probs).scatter(-1, order, ordered.masked_fill(before >= share, 0))
+        probs = kept
+    return probs / probs.sum(-1, keepdim=True)
+
+
+def greedy(draft: Draft, logits: Tensor) -> tuple[int, list[int]]:
+    """Drafts while they are the target's argmax, then the target's own."""
+    wanted = logits.argmax(-1).tolist()
+    accepted = 0
+    while accepted < len(draft.tokens) and draft.tokens[accepted] == wanted[accepted]:
+        accepted += 1
+    return accepted, wanted[: accepted + 1]
+
+
+def exact(draft: Draft, p: Tensor, generator: torch.Generator) -> tuple[int, list[int]]:
+    """Rejection sampling against the distributions `draft.probs`; `p [k+1, V]` are the target's."""
+    assert draft.probs is not None, "exact rejection needs what the drafts were drawn from"
+    coins = torch.rand(len(draft.tokens), generator=generator)
+    for step, token in enumerate(draft.tokens):
+        q = draft.probs[step]
+        if float(coins[step]) * float(q[token]) >= float(p[step, token]):
+            residual = (p[step] - q).clamp(min=0)
+            return step, [*draft.tokens[:step], draw(residual, generator)]
+    return len(draft.tokens), [*draft.tokens, draw(p[-1], generator)]
+
+
+def target_only(draft: Draft, p: Tensor, generator: torch.Generator) -> tuple[int, list[int]]:
+    """The target's probabilities alone decide; `draft.probs` is not looked at."""
+    coins = torch.rand(len(draft.tokens), generator=generator)
+    for step, token in enumerate(draft.tokens):
+        if float(coins[step]) >= float(p[step, token]):
+            rest = p[step].clone()
+            rest[token] = 0
+            return step, [*draft.tokens[:step], draw(rest, generator)]
+    return len(draft.tokens), [*draft.tokens, draw(p[-1], generator)]
+
+
+def draw(weights: Tensor, generator: torch.Generator) -> int:
+    """A token by weights `[V]` that need not sum to 1."""
+    return int(torch.multinomial(weights.to(generator.device), 1, generator=generator))
+
+
+SAMPLERS = {"exact": exact, "target-only": target_only}
+
+
+def verifier(sampling: Sampling, generator: torch.Generator) -> Verify:
+    if sampling.greedy:
+        return greedy
+    chosen = SAMPLERS[sampling.method]
+
+    def verify(draft: Draft, logits: Tensor) -> tuple[int, list[int]]:
+        return chosen(draft, distribution(logits, sampling).to(generator.device), generator)
+
+    return verify
