@@ -2,14 +2,14 @@
 
 A single layer serves every step (SGLang eagle_worker_v2.py): its last certain row gives the first draft; step i appends the
 row (own output of the row before, embedding of draft i). Rows made from drafts are dropped before the next certain ones
-come. Several layers draft one token each (transformers MtpModel): layer k reads the rows of layer k-1, shifted by one token.
+come. Several layers draft one token each (transformers MtpModel): layer k reads the rows of layer k-1 and the tokens one
+further on, so that its last k rows hang on drafts and are made again every time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,48 +36,75 @@ def likeliest(head: Head) -> Choose:
     return choose
 
 
-@dataclass(eq=False)
 class Chain:
-    """The head's side of one sequence. `certain` counts rows whose tokens are settled (of every layer)."""
+    """The head's side of one sequence."""
 
-    head: Head
-    certain: int = 0
-    cache: Any = field(init=False)
-    last: HeadOutput | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        from transformers import DynamicCache
-
-        self.cache = DynamicCache()
+    def __init__(self, head: Head) -> None:
+        self.head = head
+        self._cache = head.new_cache()
+        self._rows = 0  # rows whose feature and token are certain
+        self._tokens: list[int] = []  # the token after each row
+        self._cached = [0] * head.depth  # certain rows of each layer in the cache
+        self._waiting: list[Tensor | None] = [None] * head.depth  # input rows that a layer has not settled
+        self._last: HeadOutput | None = None
 
     def extend(self, features: Tensor, tokens: Sequence[int]) -> None:
         """Certain rows: `features [1, T, F]` of the target and the token after each."""
-        self._drop_drafted()
-        self.last = self._rows(features, tokens, self.certain)
-        self.certain += len(tokens)
+        self._rows += len(tokens)
+        self._tokens += tokens
+        waiting = self._waiting[0]
+        self._waiting[0] = features if waiting is None else torch.cat([waiting, features], dim=1)
+        if self.head.depth == 1:
+            self._last = self._settle(0, [])
 
-    def _rows(self, hidden: Tensor, tokens: Sequence[int], start: int) -> HeadOutput:
-        ids = torch.tensor([list(tokens)], device=hidden.device)
-        positions = torch.arange(start, start + len(tokens), device=hidden.device)[None]
-        embeds = self.head.embed(ids)
-        mask = causal_mask(len(tokens), start, embeds)
-        row: HeadOutput = self.head(hidden, embeds, positions, self.cache, mask)
-        return row
-
-    def _drop_drafted(self) -> None:
-        if (drafted := self.cache.get_seq_length() - self.certain) > 0:
-            self.cache.crop(-drafted)
-
-    @torch.inference_mode()
     def draft(self, steps: int, choose: Choose) -> Draft:
-        """`steps` tokens after the last certain row; costs steps - 1 rows."""
-        assert self.last is not None, "no certain row yet"
-        row, tokens, probs = self.last, list[int](), list[Tensor]()
+        """`steps` tokens after the last certain row. Raises ValueError for more steps than several layers can draft."""
+        if self.head.depth > 1 and steps > self.head.depth:
+            raise ValueError(f"{self.head.depth} layers draft one token each, not {steps}")
+        tokens, probs = list[int](), list[Tensor]()
+        row = self._last
         for step in range(steps):
-            if step:
-                row = self._rows(row.hidden[:, -1:], tokens[-1:], self.certain + step - 1)
+            if self.head.depth > 1:
+                row = self._settle(step, tokens)
+            elif step:
+                assert row is not None, "no certain row yet"
+                row = self._run(0, row.hidden[:, -1:], tokens[-1:], self._rows + step - 1)
+            assert row is not None, "no certain row yet"
             token, distribution = choose(self.head.logits(row.features[:, -1])[0])
             tokens.append(token)
             if distribution is not None:
                 probs.append(distribution)
         return Draft(tokens, torch.stack(probs) if probs else None)
+
+    def _settle(self, layer: int, drafted: Sequence[int]) -> HeadOutput:
+        """Layer `layer` over every row that it has not settled; its last `layer` rows have drafts for tokens."""
+        start, waiting = self._cached[layer], self._waiting[layer]
+        assert waiting is not None, "no certain row yet"
+        self._forget(layer)
+        tokens = [*self._tokens, *drafted][start + layer : self._rows + layer]
+        out = self._run(layer, waiting, tokens, start)
+        self._cached[layer] = settled = max(self._rows - layer, 0)
+        self._waiting[layer] = waiting[:, settled - start :]
+        if layer + 1 < self.head.depth:
+            self._hand_on(layer + 1, out.hidden, start)
+        return out
+
+    def _hand_on(self, layer: int, rows: Tensor, start: int) -> None:
+        """Rows from `start` on come new; of what waits, only rows before that are still right."""
+        waiting, right = self._waiting[layer], start - self._cached[layer]
+        self._waiting[layer] = rows if waiting is None else torch.cat([waiting[:, :right], rows], dim=1)
+
+    def _forget(self, layer: int) -> None:
+        """Drop rows that hung on drafts."""
+        if layer < len(self._cache.layers):
+            drafted = self._cache.get_seq_length(layer) - self._cached[layer]
+            if drafted > 0:
+                self._cache.layers[layer].crop(-drafted)
+
+    def _run(self, layer: int, hidden: Tensor, tokens: Sequence[int], start: int) -> HeadOutput:
+        ids = torch.tensor([list(tokens)], device=hidden.device)
+        positions = torch.arange(start, start + len(tokens), device=hidden.device)[None]
+        embeds = self.head.embed(ids)
+        mask = causal_mask(len(tokens), start, embeds)
+        row: HeadOutput = self.head(hidden, embeds, positions, self._cache, mask, layer)
+        return row

@@ -82,6 +82,12 @@ class Head(nn.Module, ABC):
     def canonical_state(self) -> dict[str, Tensor]:
         """The head's tensors under the names of its DraftSpec: what was loaded, as it is now."""
 
+    def new_cache(self) -> Any:
+        """An empty transformers cache for one sequence, every layer of which can be rolled back."""
+        from transformers import DynamicCache
+
+        return DynamicCache()
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -91,10 +97,8 @@ class Head(nn.Module, ABC):
         return next(parameter.dtype for parameter in self.parameters() if parameter.is_floating_point())
 
 
-def causal_mask(rows: int, cached: int, like: Tensor) -> Tensor | None:
-    """`[1, 1, rows, cached + rows]` with 0 where a row may look and the lowest number elsewhere; None if it may everywhere."""
-    if rows == 1:
-        return None
+def causal_mask(rows: int, cached: int, like: Tensor) -> Tensor:
+    """`[1, 1, rows, cached + rows]` with 0 where a row may look and the lowest number elsewhere."""
     total = cached + rows
     seen = torch.ones(rows, total, dtype=torch.bool, device=like.device).tril(cached)
     mask = torch.zeros(rows, total, dtype=like.dtype, device=like.device)

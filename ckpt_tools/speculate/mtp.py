@@ -19,7 +19,7 @@ from .head import Head, HeadOutput
 from .mtp_names import LayerNames, canonical_state, layer_names, module_state
 from .target import Target
 
-FULL, SPARSE = "full_attention", "sparse"
+FULL, LINEAR, SPARSE = "full_attention", "linear_attention", "sparse"
 # SGLang's MiMo layer reads a zero embedding at position 0 (mimo_mtp.py, "masking inputs at position 0"); others do not.
 BLIND_AT_START = ("mimo",)
 
@@ -53,7 +53,7 @@ class MtpHead(Head):
         self.depth = spec.mtp_layers
         self.blind_at_start = spec.family.name in BLIND_AT_START
         self.names: list[LayerNames] = layer_names(spec)
-        config = layer_config(target.config, self.depth)
+        self.config = config = layer_config(target.config, self.depth)
         kind = type(target.body.layers[-1])
         with torch.device("meta"):
             blocks = [kind(config, number) for number in range(self.depth)]
@@ -99,6 +99,12 @@ class MtpHead(Head):
         )
         return HeadOutput(out, out)
 
+    def new_cache(self) -> Any:
+        """By the config: GLM-5 and DeepSeek-V3.2 keep the keys of their indexer as well."""
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.config)
+
     def canonical_state(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for layer, names in zip(self.layers, self.names, strict=True):
@@ -107,11 +113,12 @@ class MtpHead(Head):
 
 
 def layer_config(config: Any, count: int) -> Any:
-    """The target's decoder config restated for `count` MTP layers numbered from 0: full attention, and experts if any."""
+    """The target's decoder config restated for `count` MTP layers numbered from 0: attention, and experts if any."""
     made = copy.deepcopy(config)
     made.num_hidden_layers = count
+    kinds = [kind for kind in getattr(config, "layer_types", None) or [FULL] if kind != LINEAR]
     for name, value in (
-        ("layer_types", [FULL] * count),
+        ("layer_types", kinds[-1:] * count),
         ("mlp_layer_types", [SPARSE] * count),
         ("mlp_only_layers", []),
         ("decoder_sparse_step", 1),

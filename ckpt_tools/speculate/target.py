@@ -117,24 +117,58 @@ def _check(folder: Path, info: Any) -> None:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class _States:
+    """The states of one recurrent layer as they were."""
+
+    conv: dict[int, Tensor | None]
+    recurrent: dict[int, Tensor | None]
+    started: dict[int, bool]
+
+    @classmethod
+    def of(cls, layer: Any) -> _States:
+        conv, recurrent = (
+            {i: None if s is None else s.clone() for i, s in states.items()}
+            for states in (layer.conv_states, layer.recurrent_states)
+        )
+        return cls(conv, recurrent, dict(layer.has_previous_state))
+
+    def restore(self, layer: Any) -> None:
+        layer.conv_states, layer.recurrent_states = dict(self.conv), dict(self.recurrent)
+        layer.has_previous_state = dict(self.started)
+
+
 @dataclass(eq=False)
 class Run:
-    """One sequence in the target's cache. `length` counts cached tokens."""
+    """One sequence in the target's cache. `length` counts cached tokens.
+
+    Recurrent states (gated delta nets) have no past to go back to: they are kept from before the last `feed`, and what
+    stays of it is fed again.
+    """
 
     target: Target
     boundaries: tuple[int, ...] = ()
     length: int = 0
     cache: Any = field(init=False)
+    _before: list[_States] = field(init=False, default_factory=list)
+    _fed: list[int] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         from transformers import DynamicCache
 
         self.cache = DynamicCache(config=self.target.model.config)
-        self.cache.activate_past_recording()
+        self._recurrent = [layer for layer in self.cache.layers if hasattr(layer, "recurrent_states")]
+        if not self._recurrent:
+            self.cache.activate_past_recording()
 
     @torch.inference_mode()
     def feed(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Append tokens; returns (states after the final norm `[1, T, H]`, features of a head `[1, T, F]`)."""
+        if self._recurrent:
+            self._before, self._fed = [_States.of(layer) for layer in self._recurrent], list(ids)
+        return self._feed(ids)
+
+    def _feed(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         tokens = torch.tensor([list(ids)], device=self.target.device)
         out = self.target.body(
             input_ids=tokens, cache=self.cache, use_cache=True, output_hidden_states=bool(self.boundaries)
@@ -145,7 +179,18 @@ class Run:
             return last, last
         return last, torch.cat([out.hidden_states[boundary] for boundary in self.boundaries], dim=-1)
 
+    @torch.inference_mode()
     def roll_back(self, length: int) -> None:
-        """Forget everything after the first `length` tokens."""
-        self.cache.crop(length - self.length)
-        self.length = length
+        """Forget everything after the first `length` tokens, of the last `feed` at most."""
+        if not self._recurrent:
+            self.cache.crop(length - self.length)
+            self.length = length
+        elif length < self.length:
+            start = self.length - len(self._fed)
+            for layer, states in zip(self._recurrent, self._before, strict=True):
+                states.restore(layer)
+            for layer in self.cache.layers:
+                if layer not in self._recurrent:
+                    layer.crop(start - self.length)
+            self.length = start
+            self._feed(self._fed[: length - start])
