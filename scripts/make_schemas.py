@@ -24,6 +24,7 @@ from ckpt_tools.errors import ExitCode
 from ckpt_tools.inspection import Inspection
 from ckpt_tools.registry.heads import Heads
 from ckpt_tools.support import Support
+from ckpt_tools.tune.run import TunedHead
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -35,6 +36,7 @@ RESULTS: dict[str, Any] = {
     "extract-draft": Exported,
     "merge-draft": Exported,
     "export-draft": Exported,
+    "tune-draft": TunedHead,
     "registry": Heads,
     "families": Support,
     "megatron-args": ModelArguments,

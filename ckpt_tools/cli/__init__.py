@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "extract-draft": (".extract_draft", "Take the MTP layers of a model out as a draft of their own."),
     "merge-draft": (".merge_draft", "Put MTP layers into a Hugging Face model."),
     "export-draft": (".export_draft", "Write a draft head of any producer for SGLang or speculators."),
+    "tune-draft": (".tune_draft", "Tune a draft head on what its target itself says."),
     "registry": (".registry", "Keep heads with their targets: add, list, show, check, resolve, remove."),
     "families": (".families", "Print the support matrix."),
     "megatron-args": (".megatron_args", "Print the Megatron flags that a model needs."),
