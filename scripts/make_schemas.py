@@ -23,6 +23,7 @@ from ckpt_tools.drafts.verify import Verification
 from ckpt_tools.errors import ExitCode
 from ckpt_tools.inspection import Inspection
 from ckpt_tools.registry.heads import Heads
+from ckpt_tools.speculate.results import SmokeReport
 from ckpt_tools.support import Support
 from ckpt_tools.tune.run import TunedHead
 
@@ -38,6 +39,7 @@ RESULTS: dict[str, Any] = {
     "export-draft": Exported,
     "tune-draft": TunedHead,
     "registry": Heads,
+    "smoke": SmokeReport,
     "families": Support,
     "megatron-args": ModelArguments,
 }

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "merge-draft": (".merge_draft", "Put MTP layers into a Hugging Face model."),
     "export-draft": (".export_draft", "Write a draft head of any producer for SGLang or speculators."),
     "tune-draft": (".tune_draft", "Tune a draft head on what its target itself says."),
+    "smoke": (".smoke", "Decode with a head and verify: lossless, how many accepted, how fast."),
     "registry": (".registry", "Keep heads with their targets: add, list, show, check, resolve, remove."),
     "families": (".families", "Print the support matrix."),
     "megatron-args": (".megatron_args", "Print the Megatron flags that a model needs."),

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from .chain import Chain, Choose, likeliest
+from .chain import Chain, Choose, Draft, likeliest
 from .counters import Counters
 from .head import Head
 from .target import Run, Target
-from .verification import Sampling, distribution, draw, verifier
+from .verification import GREEDY, Sampling, distribution, draw, verifier
 
 
 @dataclass(slots=True)
 class Times:
-    """Seconds. `draft` is spent in the head, `target` in the target's passes after the prompt, `loop` from the end of the
-    prompt's pass to the last token; `prompt` is the prompt's pass, of the head as well."""
+    """Seconds. `draft` is spent in the head, `target` in the target's passes after the prompt, `loop` in all after the
+    prompt; `prompt` is the prompt's pass, of the head as well."""
 
     draft: float = 0.0
     target: float = 0.0
@@ -71,76 +72,105 @@ def cut(tokens: list[int], limits: Limits) -> tuple[list[int], bool]:
     return tokens[: limits.new], len(tokens) >= limits.new
 
 
-@torch.inference_mode()
-def plain(target: Target, prompt: Sequence[int], limits: Limits, sampling: Sampling | None = None) -> Decoded:
+def plain(target: Target, prompt: Sequence[int], limits: Limits, sampling: Sampling = GREEDY) -> Decoded:
     """The target alone, one token per pass."""
-    sampling = sampling or Sampling()
-    generator = torch.Generator().manual_seed(sampling.seed)
-    clock, run = Clock(target.device), Run(target)
-
-    def choose(hidden: torch.Tensor) -> int:
-        logits = target.logits(hidden[:, -1])[0]
-        return int(logits.argmax(-1)) if sampling.greedy else draw(distribution(logits, sampling), generator)
-
-    begun = clock()
-    out = Decoded([choose(run.feed(prompt)[0])])
-    started = clock()
-    out.times.prompt = started - begun
-    while not cut(out.tokens, limits)[1]:
-        out.tokens.append(choose(run.feed(out.tokens[-1:])[0]))
-        out.passes += 1
-    out.times.loop = out.times.target = clock() - started
-    out.accepted = [False] * len(out.tokens)
-    return out
+    return finished(plain_steps(target, prompt, limits, sampling))
 
 
-@torch.inference_mode()
 def speculative(
     target: Target,
     head: Head,
     prompt: Sequence[int],
     limits: Limits,
     counters: Counters,
-    sampling: Sampling | None = None,
+    sampling: Sampling = GREEDY,
 ) -> Decoded:
     """Draft `counters.steps` tokens, verify them in one pass of the target, go on after the last that it keeps."""
-    sampling = sampling or Sampling()
+    return finished(speculative_steps(target, head, prompt, limits, counters, sampling))
+
+
+def finished(steps: Iterator[Decoded]) -> Decoded:
+    """What the last step left; decoders yield the same object after every pass, so that several can run in turns."""
+    return deque(steps, maxlen=1)[0]
+
+
+@torch.inference_mode()
+def plain_steps(
+    target: Target, prompt: Sequence[int], limits: Limits, sampling: Sampling = GREEDY
+) -> Iterator[Decoded]:
+    generator = torch.Generator().manual_seed(sampling.seed)
+    clock, run = Clock(target.device), Run(target)
+    begun = clock()
+    out = Decoded([_own(target, run.feed(prompt)[0], sampling, generator)], accepted=[False])
+    out.times.prompt = clock() - begun
+    yield out
+    while not cut(out.tokens, limits)[1]:
+        started = clock()
+        out.tokens.append(_own(target, run.feed(out.tokens[-1:])[0], sampling, generator))
+        out.accepted.append(False)
+        out.passes += 1
+        out.times.target += clock() - started
+        out.times.loop = out.times.target
+        yield out
+
+
+def _own(target: Target, hidden: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """The target's next token."""
+    logits = target.logits(hidden[:, -1])[0]
+    return int(logits.argmax(-1)) if sampling.greedy else draw(distribution(logits, sampling), generator)
+
+
+@torch.inference_mode()
+def speculative_steps(
+    target: Target,
+    head: Head,
+    prompt: Sequence[int],
+    limits: Limits,
+    counters: Counters,
+    sampling: Sampling = GREEDY,
+) -> Iterator[Decoded]:
     generator = torch.Generator().manual_seed(sampling.seed)
     verify, choose = verifier(sampling, generator), chooser(head, sampling, generator, target.vocab_size)
     clock, run, chain = Clock(target.device), Run(target, head.boundaries), Chain(head)
     begun = clock()
     hidden, features = run.feed(prompt)
-    logits = target.logits(hidden[:, -1])[0]
-    first = int(logits.argmax(-1)) if sampling.greedy else draw(distribution(logits, sampling), generator)
-    out = Decoded([first], accepted=[False])
-    chain.extend(features, [*prompt[1:], first])
-    started = clock()
-    out.times.prompt = started - begun
-    while not cut(out.tokens, limits)[1]:
-        at = clock()
+    out = Decoded([_own(target, hidden, sampling, generator)], accepted=[False])
+    chain.extend(features, [*prompt[1:], out.tokens[0]])
+    out.times.prompt = clock() - begun
+    ended = cut(out.tokens, limits)[1]
+    yield out
+    while not ended:
+        started = clock()
         draft = chain.draft(counters.steps, choose)
         drafted = clock()
         hidden, features = run.feed([out.tokens[-1], *draft.tokens])
         logits = target.logits(hidden)[0]
         verified = clock()
         accepted, emitted = verify(draft, logits)
+        _take(out, draft, accepted, emitted)
         counters.count(accepted)
-        if accepted < counters.steps:
-            out.rejected[len(out.tokens) + accepted] = draft.tokens[accepted:]
-        out.tokens += emitted
-        out.accepted += [True] * accepted + [False]
-        out.passes += 1
         run.roll_back(run.length - (counters.steps - accepted))
+        ended = cut(out.tokens, limits)[1]
         settled = clock()
-        if not cut(out.tokens, limits)[1]:
+        if not ended:
             chain.extend(features[:, : accepted + 1], emitted)
-        out.times.draft += drafted - at + clock() - settled
+        done = clock()
+        out.times.draft += drafted - started + done - settled
         out.times.target += verified - drafted
-    out.times.loop = clock() - started
-    out.tokens = cut(out.tokens, limits)[0]
-    out.accepted = out.accepted[: len(out.tokens)]
-    counters.tokens += len(out.tokens)
-    return out
+        out.times.loop += done - started
+        if ended:
+            out.tokens = cut(out.tokens, limits)[0]
+            out.accepted = out.accepted[: len(out.tokens)]
+            counters.tokens += len(out.tokens)
+        yield out
+
+
+def _take(out: Decoded, draft: Draft, accepted: int, emitted: list[int]) -> None:
+    if accepted < len(draft.tokens):
+        out.rejected[len(out.tokens) + accepted] = draft.tokens[accepted:]
+    out.tokens += emitted
+    out.accepted += [True] * accepted + [False]
+    out.passes += 1
 
 
 def chooser(head: Head, sampling: Sampling, generator: torch.Generator, vocab: int) -> Choose:

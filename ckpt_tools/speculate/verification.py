@@ -36,6 +36,9 @@ class Sampling:
         return self.temperature == 0
 
 
+GREEDY = Sampling()
+
+
 def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
     """`[..., V]` in float32: softmax at the temperature, then top-k, then top-p, renormalised (SGLang's order)."""
     probs = torch.softmax(logits.float() / sampling.temperature, dim=-1)
