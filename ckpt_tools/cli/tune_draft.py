@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..drafts.export import Options as Writing
-from ..refs import resolve
-from ..registry.heads import Addition, add
-from ..registry.manifest import Measured
-from ..registry.store import default_folder
-from ..tune.rollout import Acceptance
-from ..tune.run import Job, Texts, TunedHead, tune
 from ..tune.settings import Settings
-from ..tune.trainer import Round
-from .drafts import called, identity_of, target_name, verified, verifying
+from .drafts import target_name, verifying
 from .options import hf_config, talking, writing
 from .output import Output
 from .registry import where
+
+if TYPE_CHECKING:
+    from ..registry.manifest import Measured
+    from ..speculate.results import Acceptance
+    from ..tune.run import TunedHead
+    from ..tune.trainer import Round
 
 DEFAULT = Settings()
 FILE = click.Path(path_type=Path)
@@ -36,10 +34,10 @@ def number(name: str, default: float, kind: Any, text: str) -> Callable[[Any], A
 @click.argument("target")
 @click.argument("draft")
 @click.argument("out_folder", metavar="OUT", type=FILE)
-@click.option("--prompts", type=FILE, help="JSON or JSON lines; the target continues them, drafted by the head.")
+@click.option("--prompts", metavar="FILE", help="The target continues them, drafted by the head; as for smoke.")
 @click.option("--samples", type=FILE, help="JSON lines of prompts with responses, instead of generating.")
 @number("--held-out", 0, NATURAL, "The last N prompts are only measured, before and after.")
-@click.option("--held-out-prompts", type=FILE, help="More prompts that are only measured.")
+@click.option("--held-out-prompts", metavar="FILE|builtin", help="More prompts that are only measured.")
 @number("--rounds", DEFAULT.rounds, COUNT, "Rounds of generating and learning.")
 @number("--prompts-per-round", DEFAULT.prompts, COUNT, "Prompts of a round and process.")
 @number("--max-new-tokens", DEFAULT.new_tokens, COUNT, "Tokens of a continuation.")
@@ -68,10 +66,10 @@ def command(
     target: str,
     draft: str,
     out_folder: Path,
-    prompts: Path | None,
+    prompts: str | None,
     samples: Path | None,
     held_out: int,
-    held_out_prompts: Path | None,
+    held_out_prompts: str | None,
     device: str | None,
     dtype: str | None,
     state: Path | None,
@@ -93,6 +91,13 @@ def command(
     DRAFT is an MTP, EAGLE or EAGLE-3 head of any format. TARGET is never changed. Start it with torchrun to use several
     processes; each generates and learns from prompts of its own.
     """
+    from ..drafts.export import Options as Writing
+    from ..refs import resolve
+    from ..registry.heads import Addition, add
+    from ..registry.store import default_folder
+    from ..tune.run import Job, Reading, tune
+    from .drafts import called, identity_of, verified
+
     if (prompts is None) == (samples is None):
         raise click.UsageError("give one of --prompts and --samples")
     goal = resolve(target)
@@ -100,7 +105,7 @@ def command(
         target=goal,
         draft=resolve(draft),
         out=out_folder,
-        texts=Texts(prompts, samples, held_out, held_out_prompts),
+        reading=Reading(prompts or "", samples, held_out, held_out_prompts or ""),
         settings=Settings(prompts=prompts_per_round, new_tokens=max_new_tokens, batch=batch_size, **settings),
         writing=Writing(
             target_name=called(target, target_name),
@@ -132,6 +137,8 @@ def leads() -> bool:
 
 
 def measured_of(result: TunedHead, steps: int) -> Measured | None:
+    from ..registry.manifest import Measured
+
     return Measured(accept_length=result.after.accept_length, steps=steps) if result.after else None
 
 
@@ -165,7 +172,4 @@ def show(out: Output, result: TunedHead) -> None:
 
 def acceptance(found: Acceptance) -> str:
     positions = " / ".join(f"{share:.3f}" for share in found.by_position)
-    return (
-        f"accept length {found.accept_length:.3f} ({positions}; {found.verifications} verifications), "
-        f"{found.tokens_per_second:.1f} tokens/s"
-    )
+    return f"accept length {found.accept_length:.3f} ({positions}; {found.verifications} verifications)"

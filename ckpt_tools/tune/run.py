@@ -17,10 +17,10 @@ from ..engine.output import check_target
 from ..errors import CkptError, Finding, UsageProblem, error
 from ..report import Outcome, Report
 from ..speculate.build import build_head
-from ..speculate.decode import Limits
+from ..speculate.prompts import Texts, read_prompts
+from ..speculate.results import Acceptance
 from ..speculate.target import load_target
-from .rollout import Acceptance, stops
-from .samples import load_tokenizer, read_prompts, read_samples
+from .samples import Sample, read_samples
 from .settings import Settings
 from .state import State, check_free
 from .student import Student
@@ -31,13 +31,20 @@ Said = Callable[[Round], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class Reading:
     """`prompts` or `samples`, a file; of the prompts the last `held_out` are only measured, `held_out_prompts` beside them."""
 
-    prompts: Path | None = None
+    prompts: str = ""
     samples: Path | None = None
     held_out: int = 0
-    held_out_prompts: Path | None = None
+    held_out_prompts: str = ""
+
+
+class Entries(NamedTuple):
+    """What was read, before anything is a token id: prompts to learn from, prompts held out."""
+
+    prompts: list[Any]
+    held_out: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class Job:
     target: Path
     draft: Path
     out: Path
-    texts: Texts
+    reading: Reading
     settings: Settings = field(default_factory=Settings)
     writing: Writing = field(default_factory=Writing)
     hf_config: Path | None = None
@@ -89,22 +96,21 @@ def tune(job: Job, said: Said = lambda done: None) -> Outcome[TunedHead]:
     goal = read_target(job.target, job.writing.target_name)
     planned = write_head(spec, job.out, goal, replace(job.writing, dry_run=True))  # what cannot be written is not tuned
     report = Report(list(planned.findings))
-    texts = _texts(job)
+    entries = _entries(job.reading)
     result = TunedHead(str(job.target), str(job.draft), str(job.out), spec.kind, job.writing.dry_run)
     if job.writing.dry_run:
         result.written = planned.result
         return Outcome(result, report.findings)
-    trainer, state, unmoved = _set_up(job, spec, texts[0])
-    limits = Limits(job.settings.new_tokens, stops(trainer.target))
+    trainer, held_out, state, unmoved = _set_up(job, spec, entries)
     result.device, result.processes = str(trainer.accelerator.device), trainer.accelerator.num_processes
     result.trainable = sum(p.numel() for p in trainer.head.parameters())
-    result.before = trainer.measure(texts[1], limits) if texts[1] else None
+    result.before = trainer.measure(held_out)
     if job.resume and state is not None:
         trainer.resume(state)
         result.resumed_at = len(trainer.history)
     trainer.run(state, said)
     result.rounds = trainer.history
-    result.after = trainer.measure(texts[1], limits) if texts[1] else None
+    result.after = trainer.measure(held_out)
     result.target_unchanged = digest(trainer.target.model) == unmoved
     _check_unchanged(result)
     report.findings += _lessons(result)
@@ -114,40 +120,51 @@ def tune(job: Job, said: Said = lambda done: None) -> Outcome[TunedHead]:
     return Outcome(result, report.findings)
 
 
-def _texts(job: Job) -> tuple[Source, Prompts]:
-    """(what to learn from, prompts held out); raises CkptError if there is nothing."""
-    texts, tokenizer = job.texts, load_tokenizer(job.target)
-    held: list[list[int]] = read_prompts(texts.held_out_prompts, tokenizer) if texts.held_out_prompts else []
-    if texts.samples is not None:
-        source = Source(samples=read_samples(texts.samples, tokenizer))
-    elif texts.prompts is not None:
-        prompts = read_prompts(texts.prompts, tokenizer)
-        cut = len(prompts) - texts.held_out
-        source, held = Source(prompts=prompts[: max(cut, 0)]), [*held, *prompts[max(cut, 0) :]]
-    else:
+def _entries(reading: Reading) -> Entries:
+    """Raises CkptError if there is nothing to learn from."""
+    held = read_prompts(reading.held_out_prompts) if reading.held_out_prompts else []
+    if reading.samples is not None:
+        return Entries([], held)
+    if not reading.prompts:
         raise error(UsageProblem, "texts-missing", "nothing to learn from", fix="--prompts FILE or --samples FILE")
-    if not source.prompts and not source.samples:
-        raise error(
-            CkptError,
-            "texts-missing",
-            "nothing to learn from is left",
-            where=str(texts.samples or texts.prompts),
-            expected="at least one prompt that is not held out, or one sample with a response",
-            actual=f"{len(held)} prompts, all of them held out" if held else "none",
-            fix="give more texts, or a smaller --held-out",
-        )
-    return source, held
+    prompts = read_prompts(reading.prompts)
+    kept = max(len(prompts) - reading.held_out, 0)
+    if not kept:
+        raise _nothing(reading.prompts, f"{len(prompts)} prompts, all of them held out")
+    return Entries(prompts[:kept], [*held, *prompts[kept:]])
+
+
+def _nothing(where: str, actual: str) -> CkptError:
+    return error(
+        CkptError,
+        "texts-missing",
+        "nothing to learn from is left",
+        where=where,
+        expected="at least one prompt that is not held out, or one sample with a response",
+        actual=actual,
+        fix="give more texts, or a smaller --held-out",
+    )
+
+
+def _source(reading: Reading, entries: Entries, texts: Texts) -> Source:
+    samples: list[Sample] = []
+    if reading.samples is not None:
+        samples = read_samples(reading.samples, texts.tokenizer)
+        if not samples:
+            raise _nothing(str(reading.samples), "no sample with a response")
+    return Source([texts.prompt(entry).ids for entry in entries.prompts], texts.stop, samples)
 
 
 class SetUp(NamedTuple):
-    """A trainer that is ready, where its checkpoints go, and the target's digest before anything ran."""
+    """A trainer that is ready, prompts held out, where checkpoints go, and the target's digest before anything ran."""
 
     trainer: Trainer
+    held_out: Prompts
     state: State | None
     unmoved: str
 
 
-def _set_up(job: Job, spec: DraftSpec, source: Source) -> SetUp:
+def _set_up(job: Job, spec: DraftSpec, entries: Entries) -> SetUp:
     import torch
     from accelerate import Accelerator
 
@@ -164,7 +181,9 @@ def _set_up(job: Job, spec: DraftSpec, source: Source) -> SetUp:
     if state is not None and not job.resume:
         check_free(state)
     student = Student(head, job.settings.steps, job.settings.decay)
-    return SetUp(Trainer(accelerator, target, drafter, job.settings, source, student), state, unmoved)
+    texts = Texts(target)
+    source, held_out = _source(job.reading, entries, texts), [texts.prompt(entry).ids for entry in entries.held_out]
+    return SetUp(Trainer(accelerator, target, drafter, job.settings, source, student), held_out, state, unmoved)
 
 
 def _check_unchanged(result: TunedHead) -> None:

@@ -1,4 +1,4 @@
-"""Texts to learn from: prompts for the target to continue, or samples that exist already."""
+"""Samples: what the target generated, or texts of the same form that exist already."""
 
 from __future__ import annotations
 
@@ -26,33 +26,6 @@ class Sample:
         return len(self.ids) - self.prompt
 
 
-def load_tokenizer(target: Path) -> Tokenizer:
-    """transformers' tokenizer of a folder; raises CkptError if there is none that it can load."""
-    from transformers import AutoTokenizer
-
-    loader: Any = AutoTokenizer
-    try:
-        return loader.from_pretrained(target)
-    except (OSError, ValueError) as problem:
-        raise error(
-            CkptError,
-            "tokenizer-not-loaded",
-            "transformers does not load the target's tokenizer",
-            where=str(target),
-            expected="tokenizer.json or what else transformers reads",
-            actual=str(problem).strip().splitlines()[0],
-            fix="fetch the tokenizer's files too, or give samples as token ids",
-        ) from problem
-
-
-def read_prompts(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """Prompts as token ids: a JSON array or JSON lines of strings, of {"prompt": string} or of {"messages": [...]}.
-
-    A chat template, if the tokenizer has one, is applied to strings as one user turn. Raises NotFound and CkptError.
-    """
-    return [_prompt(row, where, tokenizer) for where, row in _rows(path)]
-
-
 def read_samples(path: Path, tokenizer: Tokenizer | None) -> list[Sample]:
     """Samples: {"prompt_ids": [...], "response_ids": [...]}, {"prompt": string, "response": string}, or {"messages": [...]}
     of which the last is the response. What is too short to have a label is left out. Raises NotFound and CkptError."""
@@ -67,8 +40,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     except (OSError, ValueError) as problem:
         raise error(
             NotFound,
-            "prompts-unreadable",
-            "cannot read the texts",
+            "samples-unreadable",
+            "cannot read the samples",
             where=str(path),
             expected="a JSON array or JSON lines, UTF-8",
             actual=str(problem),
@@ -90,18 +63,7 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _malformed(where: str, expected: str, actual: str) -> CkptError:
-    return error(
-        CkptError, "text-malformed", "not a text to learn from", where=where, expected=expected, actual=actual[:80]
-    )
-
-
-def _prompt(row: Any, where: str, tokenizer: Tokenizer) -> list[int]:
-    text = row.get("prompt") if isinstance(row, dict) else row
-    if isinstance(row, dict) and isinstance(row.get("messages"), list):
-        return _templated(row["messages"], tokenizer)
-    if isinstance(text, str) and text:
-        return _opened(text, tokenizer)
-    raise _malformed(where, 'a string, {"prompt": string} or {"messages": [...]}', str(row))
+    return error(CkptError, "sample-malformed", "not a sample", where=where, expected=expected, actual=actual[:80])
 
 
 def _opened(text: str, tokenizer: Tokenizer) -> list[int]:

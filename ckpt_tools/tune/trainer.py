@@ -15,11 +15,12 @@ from torch import Tensor
 
 from ..errors import CkptError, error
 from ..speculate.counters import Counters
-from ..speculate.decode import Clock, Limits, Times
+from ..speculate.decode import Clock, Limits
 from ..speculate.head import Head
+from ..speculate.results import Acceptance, acceptance
 from ..speculate.target import Target
 from ..speculate.verification import Sampling
-from .rollout import Acceptance, Rollout, features, roll_out, stops
+from .rollout import Rollout, features, roll_out
 from .samples import Sample
 from .settings import Settings
 from .state import State, read_state, write_state
@@ -45,9 +46,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """Where samples come from: `prompts` for the target to continue, or `samples` that exist."""
+    """Where samples come from: `prompts` for the target to continue until one of `stop`, or `samples` that exist."""
 
     prompts: Prompts = ()
+    stop: frozenset[int] = frozenset()
     samples: Sequence[Sample] = ()
 
 
@@ -124,7 +126,7 @@ class Trainer:
         prompts = [
             self.source.prompts[nth(i, every, self.settings.seed)] for i in range(start, start + self.settings.prompts)
         ]
-        limits = Limits(self.settings.new_tokens, stops(self.target))
+        limits = Limits(self.settings.new_tokens, self.source.stop)
         sampling = Sampling(self.settings.temperature, seed=self.settings.seed * 1_000_003 + start)
         rolled = roll_out(self.target, self.drafter, prompts, limits, self.student.steps, sampling)
         self.kept = [*self.kept, rolled.samples][-self.settings.replay :]
@@ -195,13 +197,15 @@ class Trainer:
         summed = self._everywhere(torch.tensor(numbers, device=self.target.device)).tolist()
         return Counters(counters.steps, summed[0], summed[1], summed[2], summed[3], summed[4:])
 
-    def measure(self, prompts: Prompts, limits: Limits) -> Acceptance:
+    def measure(self, prompts: Prompts) -> Acceptance | None:
         """What the head, as it is now, does on prompts, decoded greedily; every process does a part of them."""
+        if not prompts:
+            return None
         self.publish()
         rank, size = self.accelerator.process_index, self.accelerator.num_processes
-        rolled = roll_out(self.target, self.drafter, prompts[rank::size], limits, self.student.steps, Sampling())
-        loop = float(self._everywhere(torch.tensor(rolled.times.loop, device=self.target.device)))
-        return Acceptance.of(self._merged(rolled.counters), Times(loop=loop), len(prompts))
+        limits = Limits(self.settings.new_tokens, self.source.stop)
+        rolled = roll_out(self.target, self.drafter, prompts[rank::size], limits, self.student.steps)
+        return acceptance(self._merged(rolled.counters))
 
     def save(self, state: State) -> None:
         write_state(state, self.accelerator, self.kept, self.history)

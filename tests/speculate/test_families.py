@@ -62,7 +62,9 @@ def test_logits_are_those_of_transformers(family: str, tiny: Tiny) -> None:
         config["num_nextn_predict_layers"] = mtp
     target, head = opened(folder)
     with torch.inference_mode():
-        for ours, theirs in zip(rows(target, head, IDS), HfForward(folder).mtp_logits(torch.tensor([IDS])), strict=True):
+        for ours, theirs in zip(
+            rows(target, head, IDS), HfForward(folder).mtp_logits(torch.tensor([IDS])), strict=True
+        ):
             assert float(theirs.std()) > 0.1
             torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=0)
 

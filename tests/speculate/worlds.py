@@ -51,7 +51,9 @@ def clockwork(folder: Path, noise: float = 0.0, quiet: float = QUIET) -> Path:
     for name, tensor in tensors.items():
         if name.endswith(ADDED) or (name.endswith("down_proj") and tensor.dim() == 3):
             tensor *= quiet
-        elif name.endswith(("enorm.weight", "hnorm.weight", "norm.weight", "norm_embedding.weight", "norm_hidden.weight")):
+        elif name.endswith(
+            ("enorm.weight", "hnorm.weight", "norm.weight", "norm_embedding.weight", "norm_hidden.weight")
+        ):
             tensor.fill_(0.0 if zero_centred else 1.0)
         elif name.endswith(("eh_proj.weight", "mtp.fc.weight", "input_proj.weight")):
             tensor.copy_(joint(width, noise, hidden_first=name.endswith("input_proj.weight")))

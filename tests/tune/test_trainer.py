@@ -23,7 +23,7 @@ from ckpt_tools.errors import CkptError, OutputExists
 from ckpt_tools.speculate.build import build_head
 from ckpt_tools.tune import run as runs
 from ckpt_tools.tune import trainer as trainers
-from ckpt_tools.tune.run import Job, Texts, tune
+from ckpt_tools.tune.run import Job, Reading, tune
 from ckpt_tools.tune.samples import Sample
 from ckpt_tools.tune.settings import Settings
 from ckpt_tools.tune.student import Student
@@ -56,16 +56,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
 
 
 def prompts_in(folder: Path) -> Path:
-    file = folder / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    file = folder / "prompts.json"
+    file.write_text(json.dumps(PROMPTS))
     return file
 
 
 def job(folders: tuple[Path, Path], folder: Path, **changes: Any) -> Job:
-    texts = Texts(prompts=prompts_in(folder), held_out=2)
+    reading = Reading(prompts=str(prompts_in(folder)), held_out=2)
     settings = replace(QUICK, **{k: changes.pop(k) for k in list(changes) if hasattr(QUICK, k)})
     return replace(
-        Job(folders[0], folders[1], folder / "out", texts, settings, state=folder / "state", device="cpu"), **changes
+        Job(folders[0], folders[1], folder / "out", reading, settings, state=folder / "state", device="cpu"), **changes
     )
 
 
@@ -188,7 +188,7 @@ def test_given_samples_are_learned_without_generating(
     rows: list[dict[str, Any]] = [{"prompt_ids": [3, 4, 5], "response_ids": [7, 8, 15, 20, 31, 32]}]
     rows += [{"prompt": "w3 w4", "response": "w7 w8 w15 w20"}]
     file.write_text("\n".join(map(json.dumps, rows)))
-    found = tune(job(folders["eagle3"], tmp_path, texts=Texts(samples=file))).result
+    found = tune(job(folders["eagle3"], tmp_path, reading=Reading(samples=file))).result
     assert found.rounds[0].accept_length is None
     assert found.rounds[-1].losses[0] < found.rounds[0].losses[0] - 0.1
 
@@ -278,8 +278,8 @@ def test_nothing_to_learn_from_is_refused(
     words = ["tune-draft", target, head, tmp_path / "out"]
     assert "one of --prompts and --samples" in command(*words, code=2).err
     assert "all of them held out" in command(*words, "--prompts", prompts_in(tmp_path), "--held-out", 9, code=1).err
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "w3"}\n{"text": 1}\n')
-    assert "line 2" in command(*words, "--prompts", tmp_path / "bad.jsonl", code=1).err
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "w3", "response": "w4 w5"}\n{"text": 1}\n')
+    assert "line 2" in command(*words, "--samples", tmp_path / "bad.jsonl", code=1).err
     assert command(*words, "--prompts", tmp_path / "none", code=3).err
 
 
