@@ -32,13 +32,15 @@ Prompts = Sequence[Sequence[int]]
 @dataclass(slots=True)
 class Round:
     """One round, over all processes. `accept_length` is that of the round's generation, with the head as it was before the
-    round's updates (None where samples were given); `losses` are mean cross-entropies (nats) of every step of the chain,
+    round's updates (None where samples were given); `seconds` are the first process's, of which `learning` in
+    the updates, the target's features included; `losses` are mean cross-entropies (nats) of every step of the chain,
     `right` how often its likeliest draft was the target's token, given that those before were."""
 
     number: int
     updates: int
     tokens: int
     seconds: float
+    learning: float
     accept_length: float | None
     losses: list[float]
     right: list[float]
@@ -99,6 +101,7 @@ class Trainer:
         clock = Clock(self.target.device)
         started = clock()
         rolled = self._generate(number)
+        generated = clock()
         found = [self._update(batch) for batch in self._batches(number)]
         totals, counts, right = (torch.stack([losses[k] for losses in found]).sum(0) for k in (1, 2, 3))
         totals, counts, right = (self._everywhere(x) for x in (totals, counts, right))
@@ -109,6 +112,7 @@ class Trainer:
             updates=len(found),
             tokens=counters.tokens if counters else 0,
             seconds=clock() - started,
+            learning=clock() - generated,
             accept_length=counters.accept_length if counters and counters.verifications else None,
             losses=(totals / trained).tolist(),
             right=(right / trained).tolist(),
