@@ -25,6 +25,7 @@ from ckpt_tools.inspection import Inspection
 from ckpt_tools.registry.heads import Heads
 from ckpt_tools.speculate.results import SmokeReport
 from ckpt_tools.support import Support
+from ckpt_tools.tune.drift import Drift
 from ckpt_tools.tune.run import TunedHead
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "schemas"
@@ -37,6 +38,7 @@ RESULTS: dict[str, Any] = {
     "extract-draft": Exported,
     "merge-draft": Exported,
     "export-draft": Exported,
+    "drift": Drift,
     "tune-draft": TunedHead,
     "registry": Heads,
     "smoke": SmokeReport,
