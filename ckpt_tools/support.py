@@ -5,19 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .families import FAMILIES
+from .families.base import Family
 
-MARKDOWN_HEADERS = ("family", "models", "model_type", "convert", "MTP", "fp8", "SGLang draft class", "held against")
+# MiMo-V2: SGLang feeds each of its MTP layers the state before the final norm, with a window; measured on a server only.
+SERVER_ONLY = ("mimo_v2",)
+MARKDOWN_HEADERS = (
+    "family",
+    "models",
+    "model_type",
+    "convert",
+    "MTP",
+    "fp8",
+    "SGLang draft class",
+    "smoke",
+    "held against",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FamilySupport:
-    """`mtp_field` is the config field that counts MTP layers, "" without; `proof` what the mapping is held against."""
+    """`mtp_field` is the config field that counts MTP layers, "" without; `proof` what the mapping is held against.
+
+    `smoke` says which heads the smoke test runs here: "EAGLE", "EAGLE, MTP" or "EAGLE; MTP by server".
+    """
 
     name: str
     title: str
     model_types: tuple[str, ...]
     mtp_field: str
     draft_class: str
+    smoke: str
     proof: str
 
 
@@ -36,11 +53,22 @@ class Support:
             "yes" if family.mtp_field else "-",
             "read",
             family.draft_class or "-",
+            family.smoke,
             family.proof,
         ]
 
 
 def matrix() -> Support:
     return Support(
-        tuple(FamilySupport(f.name, f.title, f.model_types, f.mtp_field, f.draft_class, f.proof) for f in FAMILIES)
+        tuple(
+            FamilySupport(f.name, f.title, f.model_types, f.mtp_field, f.draft_class, smoke_of(f), f.proof)
+            for f in FAMILIES
+        )
     )
+
+
+def smoke_of(family: Family) -> str:
+    """EAGLE heads run on every target that transformers loads; MTP layers where its decoder layer is the family's own."""
+    if family.name in SERVER_ONLY:
+        return "EAGLE; MTP by server"
+    return "EAGLE, MTP" if family.mtp_field else "EAGLE"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..drafts.spec import EAGLE3, MTP, DraftSpec
 from ..errors import CkptError, error
+from ..support import SERVER_ONLY
 from .eagle import EagleHead
 from .head import Head
 from .mtp import MtpHead
@@ -24,6 +25,7 @@ def build_head(spec: DraftSpec, target: Target) -> Head:
     `requires_grad_(True)` makes it trainable. Raises CkptError for a head that cannot be run on this target.
     """
     _check_width(spec, target)
+    _check_family(spec)
     tensors = read_head(spec, target.dtype)
     head: MtpHead | EagleHead
     if spec.kind == MTP:
@@ -46,6 +48,19 @@ def _check_width(spec: DraftSpec, target: Target) -> None:
             expected=str(target.facts.hidden_size),
             actual=str(spec.target_hidden_size),
             fix="name the target that the head was trained for",
+        )
+
+
+def _check_family(spec: DraftSpec) -> None:
+    if spec.family is not None and spec.family.name in SERVER_ONLY:
+        raise error(
+            CkptError,
+            "family-not-run",
+            f"MTP layers of {spec.family.name} are not run here",
+            where=str(spec.source),
+            expected="a family whose MTP layer is transformers' decoder layer, fed the state after the final norm",
+            actual="layers that are fed the state before it and attend within a window",
+            fix="measure it in the server: `ckpt-tools smoke --server URL`",
         )
 
 

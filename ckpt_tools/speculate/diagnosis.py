@@ -18,15 +18,15 @@ from ..drafts.spec import D2T, EAGLE3, FC, MTP, DraftSpec
 from ..errors import Finding
 from .eagle import EagleHead
 from .head import Head
-from .loss import Judged, Rows, judge
+from .loss import Judged, Rows, judge, vocabulary
 from .mtp import MtpHead
 from .results import HeadLoss
 
 Tensors = Mapping[str, Tensor]
 USELESS = 0.85  # cross-entropy of that share of ln(V) or more: no better than guessing
 UNSURE = 0.5  # entropy of that share of ln(V) or more: spread over the vocabulary
-GAIN, SIGMAS = 0.1, 4.0  # nats that a repair must win, and how far beyond their standard error
-JUDGED = 256  # positions that every repair is tried on
+GAIN, SIGMAS = 0.05, 2.5  # nats that a repair must win, and how far beyond their standard error
+JUDGED = 512  # positions that every repair is tried on
 MOST_FEATURES = 4  # orders of more features are too many to try
 
 
@@ -42,8 +42,7 @@ class Repair:
 
 def diagnose(spec: DraftSpec, head: Head, tensors: Tensors, rows: Sequence[Rows], found: HeadLoss) -> list[Finding]:
     """Findings about the head's weights; `tensors` are those it was loaded with, `found` is how it does now."""
-    before = judge(head, rows, JUDGED)
-    best = _best(spec, head, tensors, rows, before)
+    best = _best(spec, head, tensors, rows, judge(head, rows, JUDGED))
     if best is not None:
         return [best]
     if found.cross_entropy < USELESS * found.uniform:
@@ -75,7 +74,8 @@ def _best(spec: DraftSpec, head: Head, tensors: Tensors, rows: Sequence[Rows], b
         for repair in repairs(spec, tensors):
             head.load({**tensors, **{name: part.to(head.device) for name, part in repair.tensors().items()}})
             after = judge(head, rows, JUDGED)
-            if (gain := _gain(before, after)) > GAIN:
+            better = after.summary(vocabulary(head))
+            if (gain := _gain(before, after)) > GAIN and better.cross_entropy < USELESS * better.uniform:
                 found.append((gain, repair, after))
     finally:
         head.load(dict(tensors))

@@ -83,7 +83,7 @@ def clockwork(tiny: Tiny) -> Clockwork:
     """`clockwork(family, noise=..., **options of make_tiny)`: a tiny model that says one fixed token after every other."""
 
     def made(family: str, noise: float = 0.0, **options: object) -> Path:
-        sizes = {"layers": 4, "hidden": 64, "vocab": 40, "dtype": "float32", **options}
+        sizes = {"layers": 7, "hidden": 64, "vocab": 40, "dtype": "float32", **options}
         return worlds.clockwork(tiny(family, **sizes), noise)
 
     return made

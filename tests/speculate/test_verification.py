@@ -122,7 +122,7 @@ SAMPLED, PROMPT, KEPT = 300, [5, 3], 2
 @pytest.mark.parametrize("method", ["exact", "target-only"])
 def test_the_whole_loop_samples_from_the_target(method: str, clockwork: Clockwork, tmp_path: Path) -> None:
     """A head whose drafts are sometimes right, top-k 2 at a high temperature: 8 texts, all of them likely."""
-    folder = clockwork("llama", vocab=12)
+    folder = clockwork("llama", vocab=12, layers=1)
     target = load_target(folder)
     head = build_head(open_draft(worlds.eagle(tmp_path / "head", folder, noise=2.5)), target)
     counters, seen = Counters(2), Counter[tuple[int, ...]]()

@@ -107,8 +107,11 @@ def eagle(folder: Path, target: Path, noise: float = 0.0) -> Path:
 
 
 def eagle3(folder: Path, target: Path, kept: list[int] | None = None, seed: int = 6) -> Path:
-    """An EAGLE-3 head of a clockwork llama: fc turns the state of a token into the embedding of the next, which is all that
-    its output layer needs. `kept` are the target ids of a reduced draft vocabulary. Reads three states, uses the first."""
+    """An EAGLE-3 head of a clockwork llama: fc turns the state of a token into the embedding of the next.
+
+    Its output layer needs no more, so the first draft is right; later ones are not, since what is fed back is not turned
+    again. `kept` are the target ids of a reduced draft vocabulary. Of its three states it uses the first.
+    """
     vocab = json.loads((target / "config.json").read_text())["vocab_size"]
     config = head_config(target, "LlamaForCausalLMEagle3", draft_vocab_size=len(kept) if kept else vocab)
     h = config["hidden_size"]
