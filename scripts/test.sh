@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up everything and passes the tests: style, types, import layers, then pytest. Arguments go to pytest.
 # TEST_ALL=1 also runs the tests marked huge.
-EXTRAS="test,megatron,smoke,real"
+EXTRAS="test,megatron,smoke,tune,real"
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 ruff check .
 ruff format --check .

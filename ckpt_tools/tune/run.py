@@ -166,12 +166,11 @@ class SetUp(NamedTuple):
 
 def _set_up(job: Job, spec: DraftSpec, entries: Entries) -> SetUp:
     import torch
-    from accelerate import Accelerator
 
     choices = {"float32": ("no", torch.float32), "bfloat16": ("bf16", torch.bfloat16)}
     cuda = torch.cuda.is_available() and job.device != "cpu"
     precision, dtype = choices[job.dtype or ("bfloat16" if cuda else "float32")]
-    accelerator: Any = Accelerator(cpu=not cuda, mixed_precision=precision)
+    accelerator = _accelerator(not cuda, precision)
     torch.manual_seed(job.settings.seed)
     target = load_target(job.target, str(accelerator.device), dtype)
     drafter, head = build_head(spec, target), build_head(spec, target).float().requires_grad_(True)
@@ -184,6 +183,21 @@ def _set_up(job: Job, spec: DraftSpec, entries: Entries) -> SetUp:
     texts = Texts(target)
     source, held_out = _source(job.reading, entries, texts), [texts.prompt(entry).ids for entry in entries.held_out]
     return SetUp(Trainer(accelerator, target, drafter, job.settings, source, student), held_out, state, unmoved)
+
+
+def _accelerator(cpu: bool, precision: str) -> Any:
+    try:
+        from accelerate import Accelerator
+    except ModuleNotFoundError as problem:
+        raise error(
+            UsageProblem,
+            "extra-missing",
+            "tuning needs accelerate",
+            expected="the extra `tune`",
+            actual=str(problem),
+            fix="pip install 'ckpt-tools[tune]'",
+        ) from problem
+    return Accelerator(cpu=cpu, mixed_precision=precision)
 
 
 def _check_unchanged(result: TunedHead) -> None:

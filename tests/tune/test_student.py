@@ -92,9 +92,8 @@ def own_step_only(length: int, step: int, like: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("fault", [first_step_everywhere, own_step_only])
+@pytest.mark.parametrize("pair", ["mtp", "eagle", "eagle3"], indirect=True)  # several layers have no chain
 def test_a_wrong_mask_is_noticed(pair: tuple[Target, Head], fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if pair[1].depth > 1:
-        pytest.skip("several layers have no chain")
     monkeypatch.setattr(students, "chain_mask", fault)
     assert furthest(*pair) > 100 * TOLERANCE
 
@@ -103,11 +102,10 @@ def batch(target: Target, head: Head) -> tuple[Tensor, Tensor, Tensor]:
     return IDS[None], rows_of(target, head)[None], (torch.arange(LENGTH) >= PROMPT)[None]
 
 
+@pytest.mark.parametrize("pair", ["mtp", "mtp2", "eagle"], indirect=True)  # EAGLE-3 has a vocabulary of its own
 def test_the_first_steps_are_the_mtp_objective(pair: tuple[Target, Head]) -> None:
     """One step of a chain, or every one of several layers, is `mtp_losses` with the target's embedding and lm_head."""
     target, head = pair
-    if head.boundaries or draft_ids(head).min() < 0:
-        pytest.skip("EAGLE-3 has a vocabulary of its own")
     depths = head.depth
     ids, rows, generated = batch(target, head)
     found = Student(head, depths)(ids, rows, generated)
@@ -119,18 +117,49 @@ def test_the_first_steps_are_the_mtp_objective(pair: tuple[Target, Head]) -> Non
     assert found.counts.tolist() == [int(loss.count) for loss in expected]
 
 
-def test_only_the_head_moves(pair: tuple[Target, Head]) -> None:
-    target, head = pair
-    target.model.requires_grad_(True)
-    head.requires_grad_(True)
+def moved(target: Target, head: Head) -> tuple[set[str], set[str]]:
+    """The parameters of target and head that the loss has a gradient for, the target's being trainable too."""
+    modules = (target.model, head)
+    for module in modules:
+        module.requires_grad_(True)
     try:
         Student(head, STEPS)(*batch(target, head)).loss.backward()
-        assert all(parameter.grad is None for parameter in target.model.parameters())
-        assert all(parameter.grad is not None and bool(parameter.grad.any()) for parameter in head.parameters())
+        found = [
+            {name for name, p in module.named_parameters() if p.grad is not None and bool(p.grad.any())}
+            for module in modules
+        ]
+        return found[0], found[1]
     finally:
-        target.model.requires_grad_(False)
-        head.zero_grad(set_to_none=True)
-        head.requires_grad_(False)
+        for module in modules:
+            module.zero_grad(set_to_none=True)
+            module.requires_grad_(False)
+
+
+def test_only_the_head_moves(pair: tuple[Target, Head]) -> None:
+    of_target, of_head = moved(*pair)
+    assert of_target == set()
+    assert of_head == {name for name, _ in pair[1].named_parameters()}
+
+
+@pytest.mark.parametrize("part", ["embedding", "hidden states"])
+def test_a_gradient_that_leaks_into_the_target_is_noticed(
+    pair: tuple[Target, Head], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, head = pair
+    if part == "embedding":
+        embedding = target.model.get_input_embeddings()
+        monkeypatch.setattr(type(head), "embed", lambda self, ids: embedding(ids))
+        assert "model.embed_tokens.weight" in moved(target, head)[0]
+        return
+    boundaries = head.boundaries
+
+    def attached(target: Target, head: Head) -> Tensor:
+        out = target.body(input_ids=IDS[None], output_hidden_states=True)
+        states = [out.hidden_states[k] for k in boundaries] or [out.last_hidden_state]
+        return torch.cat(states, -1)[0]
+
+    monkeypatch.setitem(globals(), "rows_of", attached)
+    assert "model.layers.0.mlp.up_proj.weight" in moved(target, head)[0]
 
 
 def test_only_generated_labels_count(pair: tuple[Target, Head]) -> None:
