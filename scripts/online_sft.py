@@ -230,10 +230,10 @@ def served(folder: Path, head: Path, out: Path, kind: str) -> Path:
 
 
 def rows(found: dict[str, Kind]) -> dict[str, Any]:
-    """Figures with their ratios to no speculation, all of one run."""
-    none = found["none"].rate
+    """Figures with their ratios to no speculation of the same run, where that was decoded too."""
+    alone = found["none"].rate if "none" in found else None
     return {
-        name: {**asdict(kind), "tokens_per_second": kind.rate, "ratio": kind.rate / none}
+        name: {**asdict(kind), "tokens_per_second": kind.rate, "ratio": kind.rate / alone if alone else None}
         for name, kind in found.items()
     }
 

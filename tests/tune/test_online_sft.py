@@ -9,7 +9,7 @@ from typing import Any
 
 import online_sft
 import pytest
-from online_sft import HELD, TRAINED, Plan, compared, main, report, restored, table
+from online_sft import HELD, TRAINED, Plan, compared, main, report, restored, rows, table
 from task_texts import task_text, task_texts
 
 from ckpt_tools.drafts.spec import open_draft
@@ -39,6 +39,10 @@ def test_every_way_decodes_the_same_text_in_one_run(tmp_path: Path) -> None:
     assert len({kind.tokens for kind in found.values()}) == 1
     assert found["frozen"].accept_length == found["tuned"].accept_length
     assert all(kind.seconds > 0 for kind in found.values())
+    figures = rows(found)
+    assert figures["none"]["ratio"] == 1
+    assert figures["tuned"]["ratio"] == pytest.approx(found["none"].seconds / found["tuned"].seconds)
+    assert rows(compared(target, {"frozen": head}, ["w3"], plan, alone=False))["frozen"]["ratio"] is None
 
 
 def test_a_head_that_changes_the_text_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
