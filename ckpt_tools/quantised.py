@@ -17,6 +17,8 @@ FIELD = "quantization_config"
 SUFFIXES = ("_scale_inv", "_scale")  # of the weight's name: per block (DeepSeek), per output channel (GLM-4.5-FP8)
 FLOAT_FORMATS = ("float-quantized", "naive-quantized")  # compressed-tensors: float8 with a scale per channel or tensor
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
+BlockSize = tuple[int, int]
+Bands = tuple[tuple[int, int, int], ...]
 SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
 
 
@@ -54,6 +56,7 @@ def read_scales(
             folder.report, str(folder.root), f"quant_method {method!r}" + (f", format {form!r}" if form else "")
         )
         return {}
+    stated = _stated_block(scheme or {})
     found: dict[str, Scale] = {}
     for name in weights:
         tensor = next((folder.tensors[name + s] for s in SUFFIXES if name + s in folder.tensors), None)
@@ -66,7 +69,7 @@ def read_scales(
                 actual="absent",
                 fix="fetch the checkpoint again; without its scale the weight has no value",
             )
-        elif scale := _scale(folder, name, tensor, scheme or {}, parts(name)):
+        elif scale := _scale(folder, name, tensor, stated, parts(name)):
             found[name] = scale
     return found
 
@@ -82,13 +85,9 @@ def _unsupported(report: Report, where: str, what: str) -> None:
     )
 
 
-def _scale(folder: HfFolder, name: str, tensor: Tensor, scheme: Mapping[str, Any], parts: int) -> Scale | None:
+def _scale(folder: HfFolder, name: str, tensor: Tensor, stated: BlockSize | None, parts: int) -> Scale | None:
     shape = folder.tensors[name].shape
-    rows, columns = shape if len(shape) == 2 else (0, 0)
-    block = _block(scheme, tensor.shape, (rows, columns))
-    across = -(-columns // block[1])
-    candidates = [_bands(rows, block[0], count) for count in (parts, 1) if count > 0 and rows % count == 0]
-    grids = {(bands[-1][2], across): bands[:-1] for bands in candidates}
+    block, grids = _grids(stated, tensor.shape, shape, parts)
     if tensor.dtype in SCALE_DTYPES and tensor.shape in grids:
         (chunk,) = tensor.chunks
         return Scale(chunk.file, chunk.offset, tensor.dtype, tensor.shape[1], block, grids[tensor.shape])
@@ -96,7 +95,7 @@ def _scale(folder: HfFolder, name: str, tensor: Tensor, scheme: Mapping[str, Any
         "scale-shape",
         f"the scale of {name} does not fit its blocks",
         where=str(folder.root),
-        expected=f"{[-(-rows // block[0]), across]} for {list(shape)} in blocks of {list(block)}",
+        expected=f"{' or '.join(str(list(grid)) for grid in grids)} for {list(shape)} in blocks of {list(block)}",
         actual=f"{tensor.dtype} {list(tensor.shape)}",
         fix="the weight and its scale are of different releases, or weight_block_size in config.json is wrong",
     )
@@ -104,20 +103,33 @@ def _scale(folder: HfFolder, name: str, tensor: Tensor, scheme: Mapping[str, Any
 
 
 @lru_cache(maxsize=1024)
-def _bands(rows: int, block: int, parts: int) -> tuple[tuple[int, int, int], ...]:
+def _grids(stated: BlockSize | None, grid: Shape, shape: Shape, parts: int) -> tuple[BlockSize, dict[Shape, Bands]]:
+    """The block size of a scale `grid` for a weight of `shape`, and the grids that would fit it with their bands."""
+    rows, columns = shape if len(shape) == 2 else (0, 0)
+    block = _block(stated, grid, (rows, columns))
+    across = -(-columns // block[1])
+    candidates = [_bands(rows, block[0], count) for count in (parts, 1) if count > 0 and rows % count == 0]
+    return block, {(bands[-1][2], across): bands[:-1] for bands in candidates}
+
+
+def _bands(rows: int, block: int, parts: int) -> Bands:
     """(first row, end row, first scale row) of every part, then an end mark whose last number is all scale rows."""
     each, step = rows // parts, -(-(rows // parts) // block)
     return (*((i * each, (i + 1) * each, i * step) for i in range(parts)), (rows, rows, parts * step))
 
 
-def _block(scheme: Mapping[str, Any], grid: Shape, shape: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of a block: from the config, or one row each where the scale has one column per channel."""
+def _stated_block(scheme: Mapping[str, Any]) -> BlockSize | None:
+    stated = scheme.get("weight_block_size")
+    if isinstance(stated, list) and len(stated) == 2 and all(type(n) is int and n > 0 for n in stated):
+        return (stated[0], stated[1])
+    return None
+
+
+def _block(stated: BlockSize | None, grid: Shape, shape: BlockSize) -> BlockSize:
+    """Rows and columns of a block: as stated, or one row each where the scale has one column per channel."""
     if len(grid) == 2 and grid == (shape[0], 1):
         return (1, max(1, shape[1]))
-    stated = scheme.get("weight_block_size")
-    if isinstance(stated, list | tuple) and len(stated) == 2 and all(isinstance(n, int) and n > 0 for n in stated):
-        return (stated[0], stated[1])
-    return (max(1, shape[0]), max(1, shape[1]))
+    return stated or (max(1, shape[0]), max(1, shape[1]))
 
 
 def scale_names(folder: HfFolder) -> set[str]:

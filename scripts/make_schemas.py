@@ -22,6 +22,8 @@ from ckpt_tools.drafts.export import Exported
 from ckpt_tools.drafts.verify import Verification
 from ckpt_tools.errors import ExitCode
 from ckpt_tools.inspection import Inspection
+from ckpt_tools.launch.preflight import Preflight
+from ckpt_tools.launch.serving import ServeArgs
 from ckpt_tools.registry.heads import Heads
 from ckpt_tools.speculate.results import SmokeReport
 from ckpt_tools.support import Support
@@ -42,6 +44,8 @@ RESULTS: dict[str, Any] = {
     "tune-draft": TunedHead,
     "registry": Heads,
     "smoke": SmokeReport,
+    "preflight": Preflight,
+    "serve-args": ServeArgs,
     "families": Support,
     "megatron-args": ModelArguments,
 }

@@ -22,6 +22,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "drift": (".drift", "Measure what of a head's acceptance survives that its target moved."),
     "tune-draft": (".tune_draft", "Tune a draft head on what its target itself says."),
     "registry": (".registry", "Keep heads with their targets: add, list, show, check, resolve, remove."),
+    "preflight": (".preflight", "Check script, checkpoints, head and server before a job takes a GPU."),
+    "serve-args": (".serve_args", "Print the flags with which a server speculates for a target."),
     "families": (".families", "Print the support matrix."),
     "megatron-args": (".megatron_args", "Print the Megatron flags that a model needs."),
 }

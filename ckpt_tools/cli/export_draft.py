@@ -29,6 +29,12 @@ from .output import Output
     help="Who made SRC, where its config does not tell (SpecForge's norm_output means something of its own).",
 )
 @hf_config
+@click.option(
+    "--vocab-map",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Target ids of the draft vocabulary, where SRC holds no d2t: a list, or a d2t (torch.save, JSON, safetensors).",
+)
 @target_name
 @click.option("--max-shard-size", type=size, metavar="SIZE", default="5GB", show_default=True, help="Largest file.")
 @verifying
@@ -42,6 +48,7 @@ def command(
     to: str,
     form: str | None,
     hf_config: str | None,
+    vocab_map: Path | None,
     target_name: str | None,
     max_shard_size: int,
     verify: bool,
@@ -58,6 +65,7 @@ def command(
         format=to,
         form=form,
         hf_config=resolve(hf_config, weights=False) if hf_config else None,
+        vocab_map=vocab_map,
         target_name=called(target, target_name),
         max_shard_size=max_shard_size,
         identity=identity_of(goal),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from ..model import HF_COPY
 from ..report import Outcome, Report
 from ..stores.hf_folder import CONFIG
 from ..stores.torch_dist.reader import is_torch_dist, iteration_directory
+from .checks.pair import Pair, Rules
+from .checks.tables import check_tables
 from .formats import sglang, speculators
 from .formats.native import MEGATRON
 from .formats.speculators_mtp import FORM as SPECULATORS_MTP
@@ -23,6 +25,7 @@ from .formats.targets import Target, read_target
 from .formats.writing import Written, program_of
 from .manifest import MANIFEST, Manifest, Provenance, TargetRef, Tuning, hash_files, write_manifest, written_by
 from .spec import MTP, DraftSpec, open_draft
+from .vocab_map import read_ids, with_ids
 
 FORMATS = ("sglang", "speculators")
 Starting = Callable[[int], Callable[[int], None] | None]
@@ -31,13 +34,15 @@ Verify = Callable[[Path, Path], Sequence[Finding]]  # (written folder, target): 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`form` says who made the source, `hf_config` is its config where it carries none. `target_name` is what users call
+    """`form` says who made the source, `hf_config` is its config where it carries none, `vocab_map` a file
+    with the ids of its draft vocabulary where its weights hold none. `target_name` is what users call
     the target, `identity` its hashes if they are known. `verify` looks at the finished folder; an error of its own means
     that nothing is left. `tuning` is how a head was trained here before it is written."""
 
     format: str = "sglang"
     form: str | None = None
     hf_config: Path | None = None
+    vocab_map: Path | None = None
     target_name: str = ""
     identity: dict[str, Any] = field(default_factory=dict)
     max_shard_size: int = 5_000_000_000
@@ -78,7 +83,28 @@ def export_draft(
     for other in (source, target):
         check_target(other, out, options.overwrite, is_written_head)
     spec = open_draft(source, config_for(source, target, options), options.form)
-    return write_head(spec, out, read_target(target, options.target_name), options, starting)
+    if options.vocab_map:
+        spec = with_ids(spec, read_ids(options.vocab_map), options.vocab_map)
+    goal = read_target(target, options.target_name)
+    if options.verify and options.format == sglang.FORM:
+        _check_tables(spec, goal, target)
+    return write_head(spec, out, goal, options, starting)
+
+
+def _check_tables(spec: DraftSpec, target: Target, path: Path) -> None:
+    """Raises CkptError where the head has a table of its own that would be left out, since SGLang takes the target's."""
+    if spec.errors or spec.kind == MTP:
+        return
+    pair = Pair(spec, target, path, Rules())
+    try:
+        check_tables(pair)
+    finally:
+        pair.close()
+    if errors := pair.report.errors:
+        fix = (
+            "serve it with what it was trained for; if it is a table that was never trained, --no-verify leaves it out"
+        )
+        raise CkptError(*(replace(finding, fix=fix) for finding in errors))
 
 
 def write_head(

@@ -1,6 +1,8 @@
 """What servers make of a head: their classes, the architecture strings that lead to them, the names that they read.
 
-SGLang 0.5.23 (configs/model_config.py, models/*); vLLM 0.11 and later (model_executor/models/registry.py).
+SGLang 0.5.23 (configs/model_config.py, models/*). vLLM as its main branch stood in summer 2026, read and not run
+(model_executor/models: registry.py, llama_eagle.py, llama_eagle3.py, deepseek_eagle3.py; config/speculative.py;
+v1/worker/gpu_model_runner.py).
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .formats.eagle_names import AUX_NORM_ALIASES, LAYER_NORM, MIDLAYER, at_layer
+from .formats.eagle_names import AUX_NORM_ALIASES, INPUT_NORM, LAYER_NORM, MIDLAYER, QK_NORM, at_layer
 from .spec import D2T, EAGLE, EAGLE3, EMBED, FC_BIAS, HEAD, MTP, T2D, DraftSpec
 
 SGLANG, VLLM = "sglang", "vllm"
@@ -20,8 +22,9 @@ class ServerClass:
     """A class that loads heads. `leads` are prefixes of names that it reads, `midlayer` whether that is layer 0 to it.
 
     `ignored` are canonical tensors that it never reads, `replaced` those that it reads and then takes from the target,
-    `required` those that it leaves unset without a word where the format calls them optional.
-    `keys` are config keys without which it does not start.
+    `required` those that it leaves unset without a word where the format calls them optional, `absent` those that it has no
+    place for. `keys` are config keys without which it does not start. `stops`: at a name that it does not know, loading ends
+    with an error; otherwise the tensor is dropped without a word.
     """
 
     name: str
@@ -32,6 +35,8 @@ class ServerClass:
     replaced: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    stops: bool = False
 
 
 SGLANG_EAGLE: tuple[ServerClass, ...] = (
@@ -69,17 +74,51 @@ COUNTED = (
 )
 MTP_COUNT = "num_nextn_predict_layers"
 
-# vLLM puts "Eagle" or "Eagle3" before what config.json says, unless it stands there (transformers_utils/configs/eagle.py).
-VLLM_EAGLE: Mapping[str, tuple[str, ...]] = {
-    EAGLE: ("LlamaForCausalLM", "EagleLlamaForCausalLM"),
-    EAGLE3: (
-        "LlamaForCausalLM",
-        "Eagle3LlamaForCausalLM",
-        "LlamaForCausalLMEagle3",
-        "Eagle3DeepseekV2ForCausalLM",
-        "Eagle3Speculator",
-        "Eagle3DraftModel",
-    ),
+# vLLM puts "model." before every name but lm_head and d2t, so names must not bring it; `midlayer.` becomes `layers.0.`.
+FIRST_NORM = at_layer(0, LAYER_NORM)
+VLLM_LLAMA = ServerClass(
+    "EagleLlamaForCausalLM", EAGLE, replaced=(EMBED,), absent=(FC_BIAS, HEAD, FIRST_NORM), stops=True
+)
+VLLM_LLAMA3 = ServerClass(
+    "Eagle3LlamaForCausalLM",
+    EAGLE3,
+    midlayer=True,
+    ignored=(T2D,),
+    absent=(FC_BIAS, *(at_layer(0, name) for name in QK_NORM), *AUX_NORM_ALIASES.values()),
+    stops=True,
+)
+VLLM_LATENT3 = ServerClass(
+    "Eagle3DeepseekV2ForCausalLM", EAGLE3, midlayer=True, ignored=(T2D,), absent=(FC_BIAS, INPUT_NORM), stops=True
+)
+# vLLM puts "Eagle" or "Eagle3" before what config.json says, unless it stands there (transformers_utils/configs/eagle.py), and
+# gives speculators' heads the class of their algorithm (configs/speculators/algos.py).
+VLLM_EAGLE: Mapping[str, Mapping[str, ServerClass]] = {
+    EAGLE: {"LlamaForCausalLM": VLLM_LLAMA, "EagleLlamaForCausalLM": VLLM_LLAMA},
+    EAGLE3: {
+        "LlamaForCausalLM": VLLM_LLAMA3,
+        "Eagle3LlamaForCausalLM": VLLM_LLAMA3,
+        "LlamaForCausalLMEagle3": VLLM_LLAMA3,
+        "Eagle3Speculator": VLLM_LLAMA3,
+        "Eagle3DraftModel": VLLM_LLAMA3,
+        "Eagle3DeepseekV2ForCausalLM": VLLM_LATENT3,
+        "Eagle3DeepseekV3ForCausalLM": VLLM_LATENT3,
+    },
+}
+# vLLM turns the target's model_type into an MTP class (config/speculative.py).
+VLLM_MTP: Mapping[str, str] = {
+    "deepseek_v3": "DeepSeekMTP",
+    "deepseek_v32": "DeepSeekMTP",
+    "glm_moe_dsa": "DeepSeekMTP",
+    "glm4_moe": "Glm4MoeMTP",
+    "glm4_moe_lite": "Glm4MoeLiteMTP",
+    "mimo": "MiMoMTP",
+    "mimo_v2": "MiMoV2MTP",
+    "mimo_v2_flash": "MiMoV2MTP",
+    "qwen3_next": "Qwen3NextMTP",
+    "qwen3_5": "Qwen3_5MTP",
+    "qwen3_5_text": "Qwen3_5MTP",
+    "qwen3_5_moe": "Qwen3_5MoeMTP",
+    "qwen3_5_moe_text": "Qwen3_5MoeMTP",
 }
 
 
@@ -88,7 +127,7 @@ def architectures(server: str, spec: DraftSpec) -> tuple[str, ...]:
     if spec.kind == MTP:
         return tuple(SGLANG_MTP)
     if server == VLLM:
-        return VLLM_EAGLE[spec.kind]
+        return tuple(VLLM_EAGLE[spec.kind])
     fitting = [known for known in SGLANG_EAGLE if known.kind == spec.kind]
     special = spec.mla is not None if spec.kind == EAGLE3 else spec.qkv_bias
     return (fitting[1 if special else 0].name,)
@@ -99,13 +138,18 @@ def every_architecture(server: str) -> tuple[str, ...]:
     eagle = (
         [known.name for known in SGLANG_EAGLE]
         if server == SGLANG
-        else [n for names in VLLM_EAGLE.values() for n in names]
+        else [name for names in VLLM_EAGLE.values() for name in names]
     )
     return (*dict.fromkeys(eagle), *SGLANG_MTP)
 
 
-def class_of(spec: DraftSpec) -> ServerClass | None:
-    """SGLang's class for a head by its architecture string; None if there is none."""
+def class_of(spec: DraftSpec, server: str = SGLANG) -> ServerClass | None:
+    """The server's class for a head by its architecture string; None if there is none."""
+    if server == VLLM:
+        if spec.kind == MTP:
+            named = VLLM_MTP.get(str(spec.config.get("model_type")))
+            return ServerClass(named, MTP) if named else None
+        return VLLM_EAGLE[spec.kind].get(spec.architecture)
     if spec.kind == MTP:
         name = SGLANG_MTP.get(spec.architecture)
         return ServerClass(name, MTP, keys=(MTP_COUNT,) if name in COUNTED else ()) if name else None
@@ -114,6 +158,8 @@ def class_of(spec: DraftSpec) -> ServerClass | None:
 
 def reads(known: ServerClass, canonical: str, source: str) -> bool:
     """Whether the class reads a tensor under the name that the head gives it."""
+    if canonical in known.absent or source in known.absent:
+        return False
     if known.kind == MTP:
         return source == canonical
     if canonical in (HEAD, D2T):

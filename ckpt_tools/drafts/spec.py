@@ -80,6 +80,7 @@ class DraftSpec:
     where the source states none. `aux` are boundaries: boundary k is the input of target layer k, which is the output of
     layer k-1; None is the server's default, (2, L//2, L-3) of a target of L layers. `aux_count` is how many features `fc`
     takes. `tied`: the lm_head is the embedding; `borrows_head`: the lm_head is the target's (`draft_vocab_size` null).
+    `ids` are the target ids of the draft's ids where they came from a side file and not from a d2t.
 
     For MTP: `family`, `dims` (the target's), `variants` (of the family's names), `mtp_layers` (how many) and `mtp_index`
     (their numbers in Hugging Face names; empty where names spell none). `verifier` is the target that the source names,
@@ -111,6 +112,7 @@ class DraftSpec:
     qkv_bias: bool = False
     qk_norm: bool = False
     tied: bool = False
+    ids: tuple[int, ...] = ()
     mla: Mla | None = None
     family: Family | None = None
     dims: Dims | None = None
@@ -135,7 +137,9 @@ class DraftSpec:
         return sum(entry.tensor.nbytes for entry in self.tensors.values())
 
     def d2t(self) -> array[int] | None:
-        """Offsets: draft id i is target id i + d2t[i]. None if the head stores none, which means the identity."""
+        """Offsets: draft id i is target id i + d2t[i]. None if the head has none, which means the identity."""
+        if self.ids:
+            return array("q", (target - number for number, target in enumerate(self.ids)))
         return _integers(self.tensors[D2T]) if D2T in self.tensors else None
 
     def t2d(self) -> bytes | None:

@@ -104,7 +104,7 @@ def _opened(draft: Path, target: Path, hf_config: Path | None) -> DraftSpec:
 def _verification(draft: Path, pair: Pair, findings: list[Finding]) -> Verification:
     spec = pair.spec
     taken = () if spec.kind != EAGLE3 else spec.aux if spec.aux is not None else pair.target.default_aux
-    known = class_of(spec) if pair.sglang else None
+    known = class_of(spec, pair.rules.server)
     return Verification(
         draft=str(draft),
         target=str(pair.path),

@@ -246,7 +246,10 @@ def box_moves(
 
 def _exactly(chunks: Sequence[Chunk], origin: Shape, size: Shape) -> Chunk | None:
     """The chunk that is just the box, as most are."""
-    return next((chunk for chunk in chunks if chunk.origin == origin and chunk.shape == size), None)
+    for chunk in chunks:
+        if chunk.shape == size and chunk.origin == origin:
+            return chunk
+    return None
 
 
 def by_rows(move: Move, columns: int) -> Move:

@@ -158,8 +158,12 @@ def _states(d: Dims, head: Place) -> tuple[State, ...]:
 
 
 def _marks(d: Dims) -> dict[str, tuple[str, ...]]:
-    at = "model.layers.0.self_attn."
-    return {FUSED: (f"{at}qkv_proj.weight",), APART: (f"{at}q_proj.weight",)}
+    """In the first layer, or in the first MTP layer of a head that is alone in its folder."""
+    places = ("model.layers.0.self_attn.", "model.mtp.layers.0.self_attn.")
+    return {
+        FUSED: tuple(f"{at}qkv_proj.weight" for at in places),
+        APART: tuple(f"{at}q_proj.weight" for at in places),
+    }
 
 
 def quantised_parts(d: Dims, name: str) -> int:

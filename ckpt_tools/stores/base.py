@@ -75,8 +75,8 @@ class Image:
 
 def tile_exactly(boxes: Sequence[tuple[Shape, Shape]], shape: Shape) -> bool:
     """Whether the boxes (origin, shape) cover a tensor once, without a hole: slab by slab along the first dimension."""
-    if not shape:
-        return len(boxes) == 1
+    if not shape or len(boxes) == 1:
+        return len(boxes) == 1 and boxes[0][1] == shape and not any(boxes[0][0])
     ranges: dict[tuple[int, int], list[tuple[Shape, Shape]]] = {}
     for origin, size in boxes:
         ranges.setdefault((origin[0], origin[0] + size[0]), []).append((origin[1:], size[1:]))

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Load draft heads through sglang's own config, registry, classes and `load_weights`; one JSON object per folder.
 
-Every parameter is first filled with NaN and every stored tensor with a number of its own, so that what was written, from
-what, and what was never touched can be told afterwards. sglang itself says nothing about either.
+Every parameter is first made float32 and filled with NaN, and every stored tensor filled with a number of its own, so that
+what was written, from what, and what was never touched can be told afterwards, float8 weights and their scales included.
+sglang itself says nothing about either.
 
   unwritten   parameters that no tensor reached; those of the target (embedding, lm_head) are replaced by the server
   partial     parameters of which only a part was written
-  ignored     stored floating tensors that reached no parameter
+  ignored     stored tensors that reached no parameter; d2t and t2d, which are no weights, left aside
   hot_ids     the first target ids that the draft's ids stand for
 """
 
+import inspect
 import json
 import logging
 import sys
@@ -23,52 +25,61 @@ logging.disable(logging.WARNING)
 import torch  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 
+MAPS = (torch.int64, torch.int32, torch.bool)
+
 
 def start():
     """One process that is its own tensor-parallel group."""
     from sglang.test.layer_ut_utils import init_single_process_dist
 
     init_single_process_dist(backend="gloo")
-    torch.set_default_dtype(torch.float32)
+    torch.set_default_dtype(torch.bfloat16)
 
 
-def built(folder):
-    """(architecture as sglang resolves it, an instance of its class)."""
+def built(folder, depth):
+    """(architecture as sglang resolves it, an instance of its class), quantised as config.json says.
+
+    `depth` is the MTP layer that the instance is for, of a class that has one instance per layer.
+    """
+    from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig
-    from sglang.srt.model_loader.loader import resolve_shared_experts_config
-    from sglang.srt.models.registry import ModelRegistry
-    from sglang.srt.runtime_context import get_model
+    from sglang.srt.model_loader import loader
 
-    config = ModelConfig(str(folder), is_draft_model=True, dtype="float32", trust_remote_code=True)
-    kind, architecture = ModelRegistry.resolve_model_cls(config.hf_config.architectures)
-    shared = resolve_shared_experts_config(kind, config.hf_config, None)
-    with get_model().override(shared_experts=shared):
-        model = kind(config=config.hf_config)
-    model.shared_experts_config = shared
-    return architecture, model
+    config = ModelConfig(str(folder), is_draft_model=True, dtype="bfloat16", trust_remote_code=True)
+    kind, architecture = loader.get_model_architecture(config)
+    per_layer = "draft_model_idx" in inspect.signature(kind.__init__).parameters
+    load_config = LoadConfig(draft_model_idx=depth if per_layer else None)
+    quantisation = loader._get_quantization_config(config, load_config)
+    return architecture, loader._initialize_model(config, load_config, quantisation), per_layer
 
 
 def marked(folder):
-    """(name, tensor) of the folder, floating ones filled with 1, 2, 3, ...; and name -> number."""
+    """(name, tensor) of the folder, filled with 1, 2, 3, ... but for vocabulary maps; and name -> number."""
     numbers, tensors = {}, []
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as stream:
             for name in stream.keys():  # noqa: SIM118
                 tensor = stream.get_tensor(name)
-                if tensor.is_floating_point():
+                if tensor.dtype not in MAPS:
                     numbers[name] = float(len(numbers) + 1)
                     tensor = torch.full(tensor.shape, numbers[name])
                 tensors.append((name, tensor))
     return tensors, numbers
 
 
-def check(folder):
-    architecture, model = built(folder)
-    parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+def load(folder, depth=0):
+    """What one instance of the class made of the folder."""
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+
+    architecture, model, per_layer = built(folder, depth)
+    parameters = {name: p for name, p in model.named_parameters() if p.dtype not in MAPS}
     for parameter in parameters.values():
-        parameter.data.fill_(float("nan"))
+        parameter.data = torch.full(parameter.shape, float("nan"))
     tensors, numbers = marked(folder)
-    model.load_weights(iter(tensors))
+    reaching = iter(tensors)
+    if per_layer:
+        reaching = DefaultModelLoader._filter_mtp_weights(reaching, "", depth)
+    model.load_weights(reaching)
     unwritten, partial, seen = [], [], set()
     for name, parameter in parameters.items():
         gaps = torch.isnan(parameter.data)
@@ -78,7 +89,7 @@ def check(folder):
             partial.append(name)
         seen |= set(torch.unique(parameter.data[~gaps]).tolist())
     hot = getattr(model, "hot_token_id", None)
-    return {
+    found = {
         "architecture": architecture,
         "written": len(parameters) - len(unwritten),
         "unwritten": unwritten,
@@ -86,6 +97,20 @@ def check(folder):
         "ignored": [name for name, number in numbers.items() if number not in seen],
         "hot_ids": None if hot is None else hot.tolist()[:16],
     }
+    return found, per_layer
+
+
+def check(folder):
+    """Of a class with one instance per MTP layer: all of them together."""
+    found, per_layer = load(folder)
+    depth = 1
+    while per_layer and any(f"model.mtp.layers.{depth}." in name for name in found["ignored"]):
+        more, _ = load(folder, depth)
+        found["unwritten"] = sorted({*found["unwritten"], *more["unwritten"]})
+        found["partial"] = sorted({*found["partial"], *more["partial"]})
+        found["ignored"] = [name for name in found["ignored"] if name in more["ignored"]]
+        depth += 1
+    return found
 
 
 def main():

@@ -19,6 +19,7 @@ from ckpt_tools.errors import CkptError, NotFound
 from tests.checkpoints import assert_same, changed, config_of, hf_tensors, iteration
 from tests.conftest import Command, Tiny
 
+from . import heads as verified
 from .formats import heads
 
 
@@ -140,3 +141,18 @@ def test_the_command_verifies_before_the_folder_gets_its_name(tmp_path: Path, co
     ran = command("export-draft", good, tmp_path / "fine", "--target", goal, "--json")
     assert ran.result["verified"] is True
     assert read_manifest(tmp_path / "fine").target.identity["arch_hash"].startswith("arch-")
+
+
+def test_a_table_of_its_own_is_not_left_out_in_silence(tmp_path: Path, command: Command) -> None:
+    """G6, G9: SGLang puts the target's embedding in place of the head's. An equal copy is left out, another one refused."""
+    model = verified.target(tmp_path / "target", weights=True)
+    embedding = hf_tensors(model)["model.embed_tokens.weight"]
+    for name, table, code in (("copy", embedding, 0), ("own", embedding + 1, 1)):
+        head = verified.eagle3(tmp_path / name)
+        with changed(head / "model.safetensors") as tensors:
+            tensors["embed_tokens.weight"] = table
+        ran = command("export-draft", head, tmp_path / f"{name}-out", "--target", model, "--json", code=code)
+        assert ("embed-mismatch" in ran.codes) == (name == "own")
+        assert (tmp_path / f"{name}-out").exists() == (name == "copy")
+    command("export-draft", tmp_path / "own", tmp_path / "out", "--target", model, "--no-verify")
+    assert "embed_tokens.weight" not in hf_tensors(tmp_path / "out")

@@ -86,6 +86,30 @@ def spoiled(tensor: torch.Tensor) -> torch.Tensor:
     return copy
 
 
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
+
+
+def nvfp4(module: str) -> Callable[[Tensors], Any]:
+    """A projection as ModelOpt packs it: two values to a byte, a scale per 16 of them, one for all."""
+
+    def apply(tensors: Tensors) -> None:
+        rows, columns = tensors[f"{module}.weight"].shape
+        tensors[f"{module}.weight"] = torch.ones(rows, columns // 2, dtype=torch.uint8)
+        tensors[f"{module}.weight_scale"] = torch.ones(rows, columns // 16).to(torch.float8_e4m3fn)
+        tensors[f"{module}.weight_scale_2"] = torch.tensor(0.5)
+
+    return apply
+
+
+def activation_scale(tensors: Tensors) -> None:
+    tensors["model.mtp_layers.0.mlp.up_proj.input_scale"] = torch.tensor(0.5)
+
+
+def renumber(tensors: Tensors) -> None:
+    for name in list(tensors):
+        tensors[name.replace("mtp_layers.0.", "mtp_layers.1.")] = tensors.pop(name)
+
+
 DAMAGES: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], str]] = {
     "F1 another hidden size": ("eagle", None, {}, {"hidden_size": 960, "num_attention_heads": 15}, "hidden-size"),
     "F1 fc": ("eagle3", put("fc.weight", lambda t: t[:, :1152].contiguous()), {}, {}, "fc-shape"),
@@ -149,6 +173,32 @@ DAMAGES: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], str]] = {
     "MTP of another depth": ("mtp", None, {}, {"num_hidden_layers": 32}, "mtp-index"),
     "MTP of another width": ("mtp", None, {}, {"intermediate_size": 1024}, "dims-differ"),
     "MTP of another family": ("mtp", None, {}, {"model_type": "llama", "attention_bias": False}, "family-differs"),
+    "F8 four layers and three features": (
+        "eagle3",
+        None,
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 8, 14, 26]}},
+        {},
+        "fc-shape",
+    ),
+    "F8 after the last layer": (
+        "eagle3",
+        None,
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 14, 29]}},
+        {},
+        "aux-range",
+    ),
+    "F8 tensor without flag": (
+        "eagle3",
+        lambda t: t.update({"input_norm.weight": torch.ones(1728)}),
+        {},
+        {},
+        "norm-flag",
+    ),
+    "G11 one id more": ("eagle3", put("d2t", lambda t: torch.cat([t, t[-1:]])), {}, {}, "d2t-length"),
+    "NVFP4": ("eagle3", nvfp4("midlayer.mlp.up_proj"), {"quantization_config": NVFP4}, {}, "head-quantised"),
+    "an NVFP4 MTP layer": ("mtp", nvfp4("model.mtp_layers.0.mlp.up_proj"), {}, {}, "head-quantised"),
+    "an activation scale": ("mtp", activation_scale, {}, {}, "head-quantised"),
+    "an MTP layer of another number": ("mtp", renumber, {}, {}, "mtp-index"),
     "heads": ("eagle", None, {"num_key_value_heads": 4}, {}, "heads-not-divisible"),
 }
 
@@ -179,6 +229,17 @@ def test_warnings_do_not_refuse(verify: Verify) -> None:
         "norm-constant",
     ]
     assert ran.finding("rope-differs")["expected"] == "theta 100000, linear, factor 2"
+
+
+def test_g4_zeros_are_right_where_nothing_is_reduced(verify: Verify) -> None:
+    def whole(tensors: Tensors) -> None:
+        tensors |= {"d2t": torch.zeros(8192, dtype=torch.int64), "t2d": torch.ones(8192, dtype=torch.bool)}
+
+    small = {"vocab_size": 8192}
+    ran = verify("eagle3", damage=whole, edit=small, retarget=small, code=0)
+    assert [check["actual"] for check in ran.result["checks"] if check["name"] == "draft vocabulary"] == [
+        "identity mapping"
+    ]
 
 
 def test_the_other_servers_words(verify: Verify, command: Command, tmp_path: Path) -> None:

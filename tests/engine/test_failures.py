@@ -13,30 +13,30 @@ import pytest
 
 from ckpt_tools.engine import execute as execute_module
 from ckpt_tools.engine.execute import execute
-from ckpt_tools.engine.files import KEPT, Handles
+from ckpt_tools.engine.files import KEPT, PAGE, Handles
 from ckpt_tools.engine.moves import Move
 from ckpt_tools.engine.output import output_directory
 from ckpt_tools.engine.program import SMALL, Program
 from ckpt_tools.errors import CkptError
 from ckpt_tools.stores.base import Image
 
-SIZE = 3 * SMALL + 1234
+SIZE = 3 * SMALL + 3 * PAGE  # in the target, tensors begin at page boundaries that are no boundaries of 64 KiB
 FALLBACKS = [errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM]
 Primitive = Callable[..., int]
 
 
-def plain(tmp_path: Path, count: int = 4) -> Program:
-    """`count` large copies, each with its own source file, into one target, in reverse order and off by one byte."""
+def plain(tmp_path: Path, count: int = 4, start: int = PAGE) -> Program:
+    """`count` large copies, each from byte `start` of its own source file, into one target, in reverse order."""
     moves = []
     for n in range(count):
-        (tmp_path / f"in-{n}").write_bytes(os.urandom(SIZE + 1))
+        (tmp_path / f"in-{n}").write_bytes(os.urandom(start + SIZE))
         at = (count - 1 - n) * SIZE
-        moves.append(Move(n, 1, SIZE, 0, at, SIZE, SIZE, 1, None, SIZE))
+        moves.append(Move(n, start, SIZE, 0, at, SIZE, SIZE, 1, None, SIZE))
     return Program([tmp_path / f"in-{n}" for n in range(count)], Image([("t", count * SIZE)], [], {}), moves)
 
 
 def expected(program: Program) -> bytes:
-    return b"".join(path.read_bytes()[1:] for path in reversed(program.sources))
+    return b"".join(path.read_bytes()[-SIZE:] for path in reversed(program.sources))
 
 
 def raising(number: int) -> Primitive:
@@ -75,6 +75,17 @@ def test_fallbacks_give_the_same_bytes(
     execute(program, tmp_path / "out")
     assert (tmp_path / "out/t").read_bytes() == expected(program)
     assert sum(sent) == 4 * SIZE * sendfile
+
+
+@pytest.mark.parametrize("start", [1, 1000, PAGE + 1])
+def test_bytes_that_change_their_place_in_a_page_never_splice(
+    start: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for primitive in ("copy_file_range", "sendfile"):
+        monkeypatch.setattr(os, primitive, raising(errno.EIO))
+    program = plain(tmp_path, start=start)
+    execute(program, tmp_path / "out")
+    assert (tmp_path / "out/t").read_bytes() == expected(program)
 
 
 @pytest.mark.parametrize("broken", ["copy_file_range", "sendfile", "preadv", "pwrite"])

@@ -15,22 +15,30 @@ def check_chain(pair: Pair) -> None:
     if rules.steps is None:
         return
     topk = 1 if rules.topk is None else rules.topk
+    if problem := chain_problem(rules.steps, topk, rules.draft_tokens):
+        pair.found(NAME, problem)
+        return
     tokens = rules.steps + 1 if rules.draft_tokens is None else rules.draft_tokens
-    most = rules.steps + 1 if topk == 1 else sum(topk ** min(step, 2) for step in range(rules.steps + 1))
-    if rules.steps < 1 or topk < 1:
-        _wrong(pair, "steps and top-k of 1 or more", f"steps {rules.steps}, top-k {topk}")
-    elif topk == 1 and tokens != rules.steps + 1:
-        _wrong(pair, f"{rules.steps + 1} draft tokens: {rules.steps} steps and the verified root", str(tokens))
-    elif not 2 <= tokens <= most:
-        _wrong(pair, f"2 to {most} draft tokens of a tree", str(tokens))
-    else:
-        pair.passed(NAME, f"{rules.steps} steps, top-k {topk}", f"{tokens} draft tokens")
-        if pair.spec.kind == MTP and rules.steps > pair.spec.mtp_layers:
-            pair.report.note(
-                "mtp-layer-reused", f"{pair.spec.mtp_layers} MTP layer serves {rules.steps} steps, one after another"
-            )
+    pair.passed(NAME, f"{rules.steps} steps, top-k {topk}", f"{tokens} draft tokens")
+    if pair.spec.kind == MTP and rules.steps > pair.spec.mtp_layers:
+        pair.report.note(
+            "mtp-layer-reused", f"{pair.spec.mtp_layers} MTP layer serves {rules.steps} steps, one after another"
+        )
 
 
-def _wrong(pair: Pair, expected: str, actual: str) -> None:
+def chain_problem(steps: int, topk: int, draft_tokens: int | None) -> Finding | None:
+    """What is wrong with the three numbers, or None; `draft_tokens` None is what SGLang chooses: steps + 1."""
+    tokens = steps + 1 if draft_tokens is None else draft_tokens
+    most = steps + 1 if topk == 1 else sum(topk ** min(step, 2) for step in range(steps + 1))
+    if steps < 1 or topk < 1:
+        return _wrong("steps and top-k of 1 or more", f"steps {steps}, top-k {topk}")
+    if topk == 1 and tokens != steps + 1:
+        return _wrong(f"{steps + 1} draft tokens: {steps} steps and the verified root", str(tokens))
+    if not 2 <= tokens <= most:
+        return _wrong(f"2 to {most} draft tokens of a tree", str(tokens))
+    return None
+
+
+def _wrong(expected: str, actual: str) -> Finding:
     what = "steps, top-k and draft tokens do not go together"
-    pair.found(NAME, Finding("spec-args", what, "", expected, actual, "correct the server's arguments"))
+    return Finding("spec-args", what, "", expected, actual, "correct the server's arguments")

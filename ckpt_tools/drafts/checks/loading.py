@@ -61,7 +61,7 @@ def check_architecture(pair: Pair) -> None:
     wanted = (pair.target.architecture,) if spec.kind == MTP else architectures(pair.rules.server, spec)
     known = spec.kind != MTP or not pair.sglang or spec.architecture in architectures(pair.rules.server, spec)
     if named == [spec.architecture] and spec.architecture in wanted and known:
-        known_class = class_of(spec) if pair.sglang else None
+        known_class = class_of(spec, pair.rules.server)
         pair.passed(ARCHITECTURE, wanted[0], known_class.name if known_class else spec.architecture)
         return
     near = get_close_matches(spec.architecture, every_architecture(pair.rules.server), n=3, cutoff=0.6)
@@ -82,11 +82,9 @@ def check_architecture(pair: Pair) -> None:
 
 
 def check_keys(pair: Pair) -> None:
-    """Config keys that SGLang stops at, misreads or never reads."""
-    if not pair.sglang:
-        return
+    """Config keys that the server stops at, misreads or never reads."""
     before = len(pair.report.findings)
-    for finding in _key_problems(pair):
+    for finding in _key_problems(pair) if pair.sglang else _vllm_key_problems(pair):
         pair.found(KEYS, finding)
     if len(pair.report.findings) == before:
         pair.passed(KEYS, "what the class reads", "there")
@@ -168,6 +166,40 @@ def _eagle3_problems(spec: DraftSpec, where: str) -> list[Finding]:
     return found
 
 
+def _vllm_key_problems(pair: Pair) -> list[Finding]:
+    """vLLM reads aux ids at the top level only and takes each for the INPUT of that layer; without them, the default."""
+    spec, found = pair.spec, list[Finding]()
+    if spec.kind != EAGLE3:
+        return found
+    stated = spec.config.get(AUX_IDS)
+    taken = tuple(stated) if isinstance(stated, list) else pair.target.default_aux
+    wanted = spec.aux if spec.aux is not None else pair.target.default_aux
+    if taken != wanted:
+        found.append(
+            Finding(
+                "aux-ids-not-read",
+                f"vLLM reads {AUX_IDS} at the top level, as inputs of layers, and would take other layers",
+                str(spec.config_path),
+                f"{AUX_IDS}: {list(wanted)} at the top level",
+                f"features before layers {list(taken)}",
+                "export-draft --format speculators writes them so",
+                "warning",
+            )
+        )
+    if not spec.norms.before_head:
+        found.append(
+            Finding(
+                "server-cannot-express",
+                "the class normalises before the lm_head, always: it would load the head and compute something else",
+                str(spec.config_path),
+                "a head with a norm before its lm_head",
+                "none",
+                "serve it with what it was trained for",
+            )
+        )
+    return found
+
+
 def check_names(pair: Pair) -> None:
     """Every tensor that the class needs must reach it, and every tensor of the head must be read."""
     spec = pair.spec
@@ -184,9 +216,9 @@ def check_names(pair: Pair) -> None:
             ),
         )
         return
-    known = class_of(spec)
-    if not pair.sglang or known is None:
-        pair.skipped(NAMES, "no table of this server's names" if not pair.sglang else "no class")
+    known = class_of(spec, pair.rules.server)
+    if known is None:
+        pair.skipped(NAMES, "no class")
         return
     unread = [
         entry.source
@@ -199,7 +231,9 @@ def check_names(pair: Pair) -> None:
             NAMES,
             Finding(
                 "tensors-never-loaded",
-                f"{known.name} drops {len(unread)} of {len(spec.tensors)} tensors without a word",
+                f"{known.name} has no place for {len(unread)} of {len(spec.tensors)} tensors and stops at them"
+                if known.stops
+                else f"{known.name} drops {len(unread)} of {len(spec.tensors)} tensors without a word",
                 str(spec.source),
                 "names that the class reads",
                 listed(unread),
@@ -231,6 +265,6 @@ def _unset(pair: Pair, known: ServerClass) -> list[str]:
     if spec.kind == MTP:
         return []  # the table of the family was checked when the head was opened
     supplied = {name for name in (EMBED, HEAD) if served(pair, name) == THE_TARGETS}
-    needed = {*expected_shapes(spec)[0], *known.required} - supplied - set(known.ignored)
+    needed = {*expected_shapes(spec)[0], *known.required} - supplied - {*known.ignored, *known.absent}
     reached = {name for name, entry in spec.tensors.items() if reads(known, name, entry.source)}
     return sorted(needed - reached)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
-from ...errors import Finding, NotFound, error
+from ...errors import Finding
 from ...report import listed
 from ..spec import D2T, EAGLE3, HEAD, T2D
+from ..vocab_map import read_ids
 from .pair import Pair
 
 VOCABULARY, TOKENIZER, MAP = "vocabulary", "tokenizer", "draft vocabulary"
@@ -232,7 +230,7 @@ def check_token_map(pair: Pair) -> None:
     path = pair.rules.token_map
     if path is None:
         return
-    ids, vocab = read_token_map(path), pair.target.vocab_size
+    ids, vocab = read_ids(path), pair.target.vocab_size
     outside = [number for number in ids if not 0 <= number < vocab]
     if outside or len(set(ids)) != len(ids):
         code = "d2t-range" if outside else "d2t-duplicates"
@@ -249,29 +247,3 @@ def check_token_map(pair: Pair) -> None:
         )
     else:
         pair.passed("token map", f"ids below {vocab}", f"{len(ids)} ids")
-
-
-def read_token_map(path: Path) -> list[int]:
-    """Raises NotFound if the file holds no list of integers."""
-    try:
-        if path.suffix == ".json":
-            loaded = json.loads(path.read_text(encoding="utf-8"))
-        else:
-            import torch
-
-            loaded = torch.load(path, weights_only=True)
-            loaded = loaded.tolist() if isinstance(loaded, torch.Tensor) else loaded
-        if isinstance(loaded, list) and all(type(number) is int for number in loaded):
-            return loaded
-        problem = f"{type(loaded).__name__}"
-    except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as failure:
-        problem = str(failure).splitlines()[0]
-    raise error(
-        NotFound,
-        "token-map-unreadable",
-        "the token map is no list of ids",
-        where=str(path),
-        expected="a list of integers, saved with torch.save or as JSON",
-        actual=problem,
-        fix="check the file",
-    )

@@ -9,7 +9,7 @@ from ...families import FAMILIES
 from ...stores.torch_dist.reader import is_torch_dist
 from ..spec import DraftSpec
 from . import speculators_mtp
-from .base import Format
+from .base import Format, architecture
 from .containers import Container, open_container
 from .eagle import is_eagle, read_eagle
 from .eagle_names import canonical_names
@@ -17,6 +17,8 @@ from .native import read_megatron, read_native
 from .sources import FORMATS, SPECULATORS_TYPE
 
 SPECULATORS_KINDS = ("eagle3", "mtp")
+# Heads that draft a block of tokens at once (SpecForge, speculators): another computation under similar names.
+BLOCK_HEADS = ("DFlashDraftModel", "DSparkDraftModel", "DominoDraftModel", "PEagleDraftModel")
 
 
 def read_draft(path: Path, hf_config: Path | None = None, form: str | None = None) -> DraftSpec:
@@ -29,8 +31,9 @@ def read_draft(path: Path, hf_config: Path | None = None, form: str | None = Non
     container = open_container(path, hf_config)
     names = canonical_names(container.tensors)
     kind = container.config.get(SPECULATORS_TYPE)
-    if kind is not None and kind not in SPECULATORS_KINDS:
-        raise not_a_head(path, f"a speculators head of kind {kind!r}, of which nothing is known")
+    named = architecture(container.config)
+    if named in BLOCK_HEADS or (kind is not None and kind not in SPECULATORS_KINDS):
+        raise _unsupported(path, " of kind ".join(filter(None, (named, kind))))
     if kind == "mtp":
         return speculators_mtp.read(container)
     if is_eagle(names):
@@ -59,6 +62,18 @@ def _format(container: Container, form: str | None) -> Format:
 
 def _has_family(container: Container) -> bool:
     return any(container.config.get("model_type") in family.model_types for family in FAMILIES)
+
+
+def _unsupported(path: Path, actual: str) -> CkptError:
+    return error(
+        CkptError,
+        "head-kind-unsupported",
+        "this is a head of a kind that is not read",
+        where=str(path),
+        expected="EAGLE-1, EAGLE-2, EAGLE-3 or MTP layers",
+        actual=actual,
+        fix="serve it as its own tool says",
+    )
 
 
 def not_a_head(path: Path, actual: str) -> CkptError:

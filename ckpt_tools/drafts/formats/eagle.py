@@ -9,7 +9,7 @@ from ...families.config import Fields
 from ...families.dims import Mla
 from ...families.reading import LLAMA_ROPE_THETA, read_head_dim, read_rope
 from ...report import Report, listed
-from ..spec import D2T, EAGLE, EAGLE3, EMBED, FC, HEAD, DraftSpec, plain
+from ..spec import D2T, EAGLE, EAGLE3, EMBED, FC, HEAD, T2D, DraftSpec, plain
 from .base import AUX_IDS, DRAFT_VOCAB, NUM_AUX, TARGET_HIDDEN, USE_AUX, Flat, Format, eagle_config
 from .containers import Container
 from .eagle_names import (
@@ -24,6 +24,7 @@ from .eagle_names import (
     canonical_names,
     expected_shapes,
 )
+from .packed import refuse_packed
 
 FEATURES = 3  # what SGLang takes where nothing says otherwise
 K_PROJ, Q_A_PROJ = at_layer(0, "self_attn.k_proj.weight"), at_layer(0, "self_attn.q_a_proj.weight")
@@ -63,7 +64,7 @@ def read_eagle(container: Container, form: Format) -> DraftSpec:
         container, flat, names, Fields(flat.layer, where, report), Fields(flat.head, where, report), report
     )
     spec = _spec(reading, form.name)
-    if not report.errors:  # a config that cannot be read would fail every shape
+    if not report.errors and not _packed(reading, spec):  # a config that cannot be read would fail every shape
         _check(reading, spec)
     return replace(spec, findings=tuple(report.findings))
 
@@ -106,6 +107,13 @@ def _spec(r: _Reading, form: str) -> DraftSpec:
         mla=mla,
         verifier=r.flat.verifier,
     )
+
+
+def _packed(r: _Reading, spec: DraftSpec) -> bool:
+    """No quantised EAGLE head is read; vocabulary maps are integers by nature."""
+    weights = {e.source: e.tensor for name, e in spec.tensors.items() if name not in (D2T, T2D)}
+    modules = [module for name in r.container.tensors if (module := name.rpartition(".")[0])]
+    return refuse_packed(r.container, weights, dict.fromkeys(modules), r.report, float8=False)
 
 
 def _mla(fields: Fields) -> Mla:
@@ -256,7 +264,7 @@ def _check_absent(r: _Reading, spec: DraftSpec, absent: list[str]) -> None:
         D2T: (
             "d2t-missing",
             f"d2t, since the draft vocabulary has {spec.draft_vocab_size} of {spec.vocab_size} ids",
-            "without it every draft id is taken for a target id; recover it from the trainer's vocabulary mapping",
+            "without it every draft id is taken for a target id; `export-draft --vocab-map FILE` takes the trainer's own list",
         ),
         EMBED: (
             "embed-required",

@@ -14,12 +14,14 @@ from ...mapping.arrangement import Shape
 from ...mapping.detect import mtp_layers_present
 from ...mapping.rules import Bound, Rule, Table, expand, hf_shapes, stored_shape
 from ...model import Model, open_model
-from ...quantised import SUFFIXES
+from ...quantised import FLOAT8, SUFFIXES, read_scales
 from ...report import Report, listed
 from ...stores.base import Chunk, Tensor
+from ...stores.hf_folder import HfFolder
 from ...stores.torch_dist.reader import TorchDist, locate
 from ..spec import MTP, DraftSpec, HeadTensor, plain
 from .containers import Container
+from .packed import WEIGHT, refuse_packed
 
 FORM, MEGATRON = "native", "megatron"
 
@@ -53,9 +55,12 @@ def read_native(container: Container) -> DraftSpec | None:
         return None
     table = family.table(dims, max(layers) + 1, dims.vocab_size, variants)
     shapes = hf_shapes(Table(mtp_rules(table)))
-    _check(container, shapes, report)
-    _check_count(container, family, declared, len(layers), report)
     present = {name: container.tensors[name] for name in shapes if name in container.tensors}
+    modules = [name.removesuffix(WEIGHT) for name in shapes if name.endswith(WEIGHT)]
+    if not refuse_packed(container, present, modules, report, float8=True):
+        _check(container, shapes, report) if 0 in layers else _misplaced(container, dims, layers, report)
+        _check_scales(container, family, dims, present, report)
+    _check_count(container, family, declared, len(layers), report)
     scales = {name + s for name in present for s in SUFFIXES if name + s in container.tensors}
     present |= {name: container.tensors[name] for name in sorted(scales)}
     tensors = {name: plain(name, tensor, container.files) for name, tensor in present.items()}
@@ -84,6 +89,28 @@ def _check(container: Container, shapes: Mapping[str, Shape], report: Report) ->
                 actual=str(list(container.tensors[name].shape)),
                 fix="the config belongs to another model",
             )
+
+
+def _misplaced(container: Container, dims: Dims, layers: set[int], report: Report) -> None:
+    """Names that number MTP layers go on after the decoder's; with a gap, the config is that of another model."""
+    report.error(
+        "mtp-index",
+        "the first MTP layer is not there, and a later one is",
+        where=container.where,
+        expected=f"MTP layer 0, behind the {dims.num_hidden_layers} layers that config.json counts",
+        actual=f"MTP layer {', '.join(map(str, sorted(layers)))}",
+        fix="keep the target's own config.json beside the head, or rename the layer",
+    )
+
+
+def _check_scales(
+    container: Container, family: Family, dims: Dims, present: Mapping[str, Tensor], report: Report
+) -> None:
+    """Every float8 weight has its scale. A bf16 layer in a quantised target, of whatever method, has none."""
+    quantised = {name: tensor.shape for name, tensor in present.items() if tensor.dtype in FLOAT8}
+    if quantised:
+        folder = HfFolder(container.root, list(container.files), dict(container.tensors), None, report)
+        read_scales(folder, container.config, quantised, lambda name: family.scale_parts(dims, name))
 
 
 def _check_count(container: Container, family: Family, declared: int, found: int, report: Report) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,13 +11,14 @@ from ...families.edits import edited_config, quantisation_removals
 from ...quantised import FLOAT8, quantisation
 from ...report import Report
 from ...stores.sidecars import sidecars
-from ..spec import D2T, EAGLE, EAGLE3, EMBED, FC, FC_BIAS, HEAD, DraftSpec, HeadTensor
+from ..spec import EAGLE, EAGLE3, EMBED, FC, FC_BIAS, HEAD, DraftSpec, HeadTensor
 from . import base
 from .eagle import layer_fields
 from .eagle_names import LAYER_NORM, MIDLAYER, QK_NORM, at_layer
+from .maps import made_maps
 from .parts import zeros
 from .targets import Target, count_edits
-from .writing import Made, Written
+from .writing import Written
 
 FORM = "sglang"
 LLAMA_EAGLE, QWEN2_EAGLE = "LlamaForCausalLMEagle", "Qwen2ForCausalLMEagle"
@@ -42,7 +42,7 @@ def write_eagle(spec: DraftSpec, target: Target, report: Report) -> Written:
     refusals.raise_errors(CkptError)
     tensors = _tensors(spec, report)
     config = _config(spec, target, report)
-    made = {D2T: _wide(spec)} if D2T in spec.tensors and spec.tensors[D2T].dtype != "I64" else {}
+    made = {name: map_ for name, map_ in made_maps(spec).items() if spec.ids or name in spec.tensors}
     kept = {name: entry for name, entry in tensors.items() if name not in made}
     return Written(FORM, eagle_architecture(spec), _dumped(config), kept, made)
 
@@ -117,12 +117,6 @@ def _name(spec: DraftSpec, name: str) -> str:
     if spec.kind == EAGLE3 and spec.num_layers == 1 and not spec.mla and name.startswith(first):
         return MIDLAYER + name.removeprefix(first)
     return name
-
-
-def _wide(spec: DraftSpec) -> Made:
-    offsets = spec.d2t()
-    assert offsets is not None
-    return Made("I64", (len(offsets),), array("q", offsets).tobytes())
 
 
 def _config(spec: DraftSpec, target: Target, report: Report) -> dict[str, Any]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from array import array
 from typing import Any
 
 from ...errors import CkptError
 from ...report import Report
-from ..spec import D2T, EAGLE3, FC_BIAS, MTP, T2D, DraftSpec
+from ..spec import EAGLE3, FC_BIAS, MTP, DraftSpec
 from . import base, speculators_mtp
 from .eagle import layer_fields
+from .maps import made_maps
 from .sources import LAYER_CONFIG, SPECULATORS_TYPE
 from .targets import Target
-from .writing import Made, Written
+from .writing import Written
 
 FORM, VERSION = "speculators", "0.9.0"
 EAGLE3_ARCHITECTURE, MTP_ARCHITECTURE = "Eagle3Speculator", "MTPDraftModel"
@@ -53,7 +53,7 @@ def write(spec: DraftSpec, target: Target, report: Report) -> Written:
     refusals = Report()
     _refuse(spec, refusals)
     refusals.raise_errors(CkptError)
-    made = _maps(spec)
+    made = made_maps(spec)
     tensors = {name: entry for name, entry in spec.tensors.items() if name not in made}
     return Written(FORM, EAGLE3_ARCHITECTURE, _dumped(_eagle3(spec, target)), tensors, made)
 
@@ -77,22 +77,6 @@ def _refuse(spec: DraftSpec, report: Report) -> None:
                 actual=what,
                 fix="--format sglang",
             )
-
-
-def _maps(spec: DraftSpec) -> dict[str, Made]:
-    """d2t and t2d, both or neither; the missing one follows from the other."""
-    offsets, mask = spec.d2t(), spec.t2d()
-    if offsets is not None and mask is None:
-        flags = bytearray(spec.vocab_size)
-        for i, offset in enumerate(offsets):
-            flags[i + offset] = 1
-        return {T2D: Made("BOOL", (spec.vocab_size,), bytes(flags))}
-    if offsets is None and mask is not None:
-        ids = [i for i, flag in enumerate(mask) if flag]
-        return {D2T: Made("I64", (len(ids),), array("q", (j - i for i, j in enumerate(ids))).tobytes())}
-    if offsets is not None and spec.tensors[D2T].dtype != "I64":
-        return {D2T: Made("I64", (len(offsets),), array("q", offsets).tobytes())}
-    return {}
 
 
 def _eagle3(spec: DraftSpec, target: Target) -> dict[str, Any]:

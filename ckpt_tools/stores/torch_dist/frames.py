@@ -24,8 +24,11 @@ from .pickles import Inert, Storage, loads
 ALIGNMENT, PAGE = 64, 4096
 LIMIT = 0xFFFF_FFFF
 ROOT = "archive/"
+DATA = b"archive/data/0"
 LOCAL, CENTRAL, END = "<4s5H3I2H", "<4s6H3I5H2I", "<4s4H2IH"
 _LOCAL_SIZE, _CENTRAL_SIZE, _END_SIZE = (struct.calcsize(layout) for layout in (LOCAL, CENTRAL, END))
+_EXTRA = f"<2H{len(DATA)}s2sH"  # the end of a local header: sizes of name and extra field, both, the gap's own size
+_EXTRA_SIZE = struct.calcsize(_EXTRA)
 UNTYPED = ("torch.storage", "UntypedStorage")
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, struct.error)
 DOS_DATE = 0x21  # 1980-01-01, the zip epoch
@@ -50,9 +53,9 @@ class _Record(NamedTuple):
     size: int
 
 
-def _local(record: _Record, extra: bytes = b"") -> bytes:
-    fields = (b"PK\x03\x04", 20, 0, 0, 0, DOS_DATE, record.crc, record.size, record.size, len(record.name), len(extra))
-    return struct.pack(LOCAL, *fields) + record.name + extra
+def _local(record: _Record) -> bytes:
+    fields = (b"PK\x03\x04", 20, 0, 0, 0, DOS_DATE, record.crc, record.size, record.size, len(record.name), 0)
+    return struct.pack(LOCAL, *fields) + record.name
 
 
 def _central(record: _Record) -> bytes:
@@ -61,10 +64,9 @@ def _central(record: _Record) -> bytes:
     return struct.pack(CENTRAL, *fields) + record.name
 
 
-def _directory(records: list[_Record], offset: int) -> bytes:
-    central = b"".join(_central(record) for record in records)
-    count = len(records)
-    return central + struct.pack(END, b"PK\x05\x06", 0, 0, count, count, len(central), offset, 0)
+def _end(count: int, size: int, offset: int) -> bytes:
+    """The end of an archive: its directory has `count` records in `size` bytes and begins at `offset`."""
+    return struct.pack(END, b"PK\x05\x06", 0, 0, count, count, size, offset, 0)
 
 
 def _small_records(pickled: bytes) -> tuple[bytes, list[_Record]]:
@@ -86,24 +88,27 @@ def tensor_frame(dtype: str, shape: Shape, at: int = 0, phase: int | None = None
     payload = prod(shape) * BY_NAME[dtype].itemsize
     if payload >= LIMIT:
         raise ValueError(f"a frame of {payload} bytes needs zip64; cut the chunk")
-    head, records = _tensor_head(dtype, shape)
-    record = _Record((ROOT + "data/0").encode(), len(head), 0, payload)
-    start = at + len(head) + _LOCAL_SIZE + len(record.name) + 4
+    before, central, count = _tensor_head(dtype, shape)
+    start = at + len(before) + _EXTRA_SIZE
     gap = -start % ALIGNMENT if phase is None else (phase - start) % PAGE
-    head += _local(record, struct.pack("<2sH", b"FB", gap) + b"\0" * gap)
-    return Frame(head, payload, _directory([*records, record], len(head) + payload))
+    head = b"".join((before, struct.pack(_EXTRA, len(DATA), 4 + gap, DATA, b"FB", gap), bytes(gap)))
+    return Frame(head, payload, central + _end(count, len(central), len(head) + payload))
 
 
 @cache
-def _tensor_head(dtype: str, shape: Shape) -> tuple[bytes, tuple[_Record, ...]]:
+def _tensor_head(dtype: str, shape: Shape) -> tuple[bytes, bytes, int]:
+    """What frames of this kind share: all before the sizes of the name and gap of `data/0`, the directory, its records."""
     head, records = _small_records(_tensor_pickle(dtype, shape))
-    return head, tuple(records)
+    record = _Record(DATA, len(head), 0, prod(shape) * BY_NAME[dtype].itemsize)
+    central = b"".join(_central(each) for each in (*records, record))
+    return head + _local(record)[: -len(DATA) - 4], central, len(records) + 1
 
 
 def object_frame(pickled: bytes) -> bytes:
     """The archive of an object without tensors, as `torch.save` would write it."""
     head, records = _small_records(pickled)
-    return head + _directory(records, len(head))
+    central = b"".join(_central(record) for record in records)
+    return head + central + _end(len(records), len(central), len(head))
 
 
 def _tensor_pickle(dtype: str, shape: Shape) -> bytes:

@@ -60,7 +60,7 @@ class _State:
         self.__dict__.update(state if isinstance(state, dict) else {"raw": state})
 
 
-class _Index(_State):
+class _Index:
     """MetadataIndex: equal and hashed by (fqn, offset), as in torch."""
 
     fqn: str
@@ -77,16 +77,21 @@ def _kind(name: str) -> type[_State]:
     return type(name, (_State,), {})
 
 
+def _bare(name: str) -> type:
+    """A stand-in of which there are very many: the unpickler fills its attributes itself, without a call."""
+    return type(name, (), {})
+
+
 _Tensor, _Bytes = _kind("TensorStorageMetadata"), _kind("BytesStorageMetadata")
 _KNOWN: dict[tuple[str, str], Any] = {
     (DCP, "Metadata"): _kind("Metadata"),
     (DCP, "TensorStorageMetadata"): _Tensor,
     (DCP, "BytesStorageMetadata"): _Bytes,
-    (DCP, "ChunkStorageMetadata"): _kind("ChunkStorageMetadata"),
+    (DCP, "ChunkStorageMetadata"): _bare("ChunkStorageMetadata"),
     (DCP, "TensorProperties"): _kind("TensorProperties"),
     (DCP, "MetadataIndex"): _Index,
     (DCP, "StorageMeta"): _kind("StorageMeta"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _kind("_StorageInfo"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _bare("_StorageInfo"),
     # mcore 0.15 subclasses Metadata under this name
     ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"): _kind("MCoreMetadata"),
 }
@@ -95,9 +100,10 @@ _KNOWN: dict[tuple[str, str], Any] = {
 def parse(data: bytes, where: str) -> tuple[Contents, list[str]]:
     """The contents of a `.metadata` pickle and the foreign classes it names; raises CkptError if it is damaged."""
     value, foreign = loads(data, where, _KNOWN)
+    files: set[str] = set()
     try:
         stored = {
-            (index.fqn, None if index.offset is None else tuple(index.offset)): _place(info)
+            (index.fqn, None if index.offset is None else tuple(index.offset)): _place(info, files)
             for index, info in value.storage_data.items()
         }
         tensors: dict[str, Entry] = {}
@@ -135,13 +141,16 @@ def _entry(name: str, item: Any, stored: dict[tuple[str, Shape | None], Stored])
 
 def _sizes(values: Iterable[Any]) -> Shape:
     sizes = tuple(values)
-    if any(type(n) is not int or n < 0 for n in sizes):
+    if set(map(type, sizes)) - {int} or (sizes and min(sizes) < 0):
         raise ValueError(f"{list(sizes)} are no sizes")
     return sizes
 
 
-def _place(info: Any) -> Stored:
-    path = PurePosixPath(info.relative_path)
-    if path.is_absolute() or ".." in path.parts:
-        raise ValueError(f"{path} is not inside the directory")
+def _place(info: Any, files: set[str]) -> Stored:
+    """A frame's place; `files` are names that were found to be inside the directory."""
+    if info.relative_path not in files:
+        path = PurePosixPath(info.relative_path)
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{path} is not inside the directory")
+        files.add(info.relative_path)
     return Stored(info.relative_path, *_sizes((info.offset, info.length)))

@@ -169,10 +169,10 @@ def test_what_is_no_head(tmp_path: Path) -> None:
     tensors = {name: t for name, t in eagle_tensors().items() if name != "fc.weight"}
     write(ordinary, llama_config(), tensors)
     dflash = write(tmp_path / "dflash", speculators_config(speculators_model_type="dflash"), eagle3_tensors())
-    for folder in (ordinary, dflash):
+    for folder, code in ((ordinary, "not-a-draft-head"), (dflash, "head-kind-unsupported")):
         with pytest.raises(CkptError) as caught:
             open_draft(folder)
-        assert caught.value.findings[0].code == "not-a-draft-head"
+        assert caught.value.findings[0].code == code
     for folder in (tmp_path / "absent", tmp_path):
         with pytest.raises(NotFound):
             open_draft(folder)

@@ -16,7 +16,17 @@ def _nothing(*args, **kwargs):
     return None
 
 
-for _name in ("extend_attention_cpu", "decode_attention_cpu"):
+# Looked up when sglang's modules are imported.
+ABSENT = (
+    "extend_attention_cpu",
+    "decode_attention_cpu",
+    "fused_sigmoid_mul_cpu",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+)
+
+for _name in ABSENT:
     setattr(torch.ops.sgl_kernel, _name, _absent(_name))
 for _name in ("init_cpu_threads_env", "initialize"):
     setattr(torch.ops.sgl_kernel, _name, _nothing)

@@ -1,0 +1,72 @@
+"""A smoke report as input: how deep a chain pays, by measured acceptance and times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..drafts.speedup import expected_accepted, speed_up
+from ..errors import CkptError, error
+from ..stores.hf_folder import read_json
+
+NEEDED = {"timing": ("draft", "verify", "target", "overhead"), "acceptance": ("by_position",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """A depth with what the model expects of it: `accept_length` tokens per verification, the bonus token included, and
+    `speed_up` against the target alone."""
+
+    steps: int
+    accept_length: float
+    speed_up: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """`kind` of the head that was measured; `gains` by depth, as far as both acceptance and times were measured."""
+
+    kind: str
+    device: str
+    gains: tuple[Gain, ...]
+
+    @property
+    def best(self) -> Gain:
+        return max(self.gains, key=lambda gain: gain.speed_up)
+
+
+def read_report(path: Path) -> Measured:
+    """The JSON that `ckpt-tools smoke --json` prints, or its result alone; raises NotFound and CkptError."""
+    loaded = read_json(path)
+    found = loaded["result"] if isinstance(loaded.get("result"), dict) else loaded
+    try:
+        for part, names in NEEDED.items():
+            for name in names:
+                found[part][name]
+        return Measured(
+            str(found["kind"]), str(found["setting"]["device"]), _gains(found["timing"], found["acceptance"])
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as problem:
+        raise error(
+            CkptError,
+            "smoke-report",
+            "this is no smoke report with times",
+            where=str(path),
+            expected="what `smoke --json` prints: timing.{draft,verify,target,overhead}, acceptance.by_position",
+            actual=f"{type(problem).__name__}: {problem}",
+            fix="run smoke with --depths 1 or more, and with --steps as deep as you think of going",
+        ) from problem
+
+
+def _gains(timing: dict[str, Any], acceptance: dict[str, Any]) -> tuple[Gain, ...]:
+    """`verify[n]` is a pass over n + 1 tokens, and a chain of k drafts verifies k + 1 tokens."""
+    verify, by_position = [float(v) for v in timing["verify"]], [float(share) for share in acceptance["by_position"]]
+    draft, overhead, target = (float(timing[name]) for name in ("draft", "overhead", "target"))
+    gains = []
+    for steps in range(1, min(len(by_position), len(verify) - 1) + 1):
+        accepted = expected_accepted(by_position, steps)
+        gains.append(Gain(steps, accepted + 1, speed_up(accepted, steps, draft, verify[steps], overhead, target)))
+    if not gains:
+        raise ValueError("no depth has both acceptance and times")
+    return tuple(gains)
