@@ -28,6 +28,8 @@ from ckpt_tools.launch.serving import ServeArgs
 from ckpt_tools.registry.heads import Heads
 from ckpt_tools.speculate.results import SmokeReport
 from ckpt_tools.support import Support
+from ckpt_tools.tune.drift import Drift
+from ckpt_tools.tune.run import TunedHead
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -39,6 +41,8 @@ RESULTS: dict[str, Any] = {
     "extract-draft": Exported,
     "merge-draft": Exported,
     "export-draft": Exported,
+    "drift": Drift,
+    "tune-draft": TunedHead,
     "registry": Heads,
     "preflight": Preflight,
     "serve-args": ServeArgs,

@@ -2,7 +2,7 @@
 # Sets up everything and passes the tests: style, types, import layers, then pytest. Arguments go to pytest.
 # TEST_ALL=1 also runs the tests marked huge. SGLANG_ORACLE=0 leaves the real sglang out, which loads our exports: its
 # environment ($SGLANG_VENV, by default build/sglang-venv) takes about 4 minutes and 3.3 GB, once.
-EXTRAS="test,megatron,smoke,real"
+EXTRAS="test,megatron,smoke,tune,real"
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 export SGLANG_ORACLE="${SGLANG_ORACLE:-1}"
 [ "$SGLANG_ORACLE" = 0 ] || scripts/sglang_oracle.sh setup

@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "merge-draft": (".merge_draft", "Put MTP layers into a Hugging Face model."),
     "export-draft": (".export_draft", "Write a draft head of any producer for SGLang or speculators."),
     "smoke": (".smoke", "Decode with a head and verify: lossless, how many accepted, how fast."),
+    "drift": (".drift", "Measure what of a head's acceptance survives that its target moved."),
+    "tune-draft": (".tune_draft", "Tune a draft head on what its target itself says."),
     "registry": (".registry", "Keep heads with their targets: add, list, show, check, resolve, remove."),
     "preflight": (".preflight", "Check script, checkpoints, head and server before a job takes a GPU."),
     "serve-args": (".serve_args", "Print the flags with which a server speculates for a target."),

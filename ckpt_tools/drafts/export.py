@@ -23,7 +23,7 @@ from .formats.speculators_mtp import FORM as SPECULATORS_MTP
 from .formats.speculators_mtp import with_experts
 from .formats.targets import Target, read_target
 from .formats.writing import Written, program_of
-from .manifest import MANIFEST, Manifest, Provenance, TargetRef, hash_files, write_manifest, written_by
+from .manifest import MANIFEST, Manifest, Provenance, TargetRef, Tuning, hash_files, write_manifest, written_by
 from .spec import MTP, DraftSpec, open_draft
 from .vocab_map import read_ids, with_ids
 
@@ -37,7 +37,7 @@ class Options:
     """`form` says who made the source, `hf_config` is its config where it carries none, `vocab_map` a file
     with the ids of its draft vocabulary where its weights hold none. `target_name` is what users call
     the target, `identity` its hashes if they are known. `verify` looks at the finished folder; an error of its own means
-    that nothing is left."""
+    that nothing is left. `tuning` is how a head was trained here before it is written."""
 
     format: str = "sglang"
     form: str | None = None
@@ -49,6 +49,7 @@ class Options:
     overwrite: bool = False
     dry_run: bool = False
     verify: Verify | None = None
+    tuning: Tuning | None = None
 
 
 @dataclass(slots=True)
@@ -220,7 +221,7 @@ def _manifest(spec: DraftSpec, target: Target, written: Written, options: Option
         kind=spec.kind,
         architecture=written.architecture,
         target=target_ref(target, options),
-        provenance=provenance(spec, made_names(written)),
+        provenance=provenance(spec, made_names(written), options.tuning),
         files=hash_files(partial),
     )
 
@@ -232,13 +233,14 @@ def target_ref(target: Target, options: Options) -> TargetRef:
     )
 
 
-def provenance(spec: DraftSpec, made: list[str]) -> Provenance:
+def provenance(spec: DraftSpec, made: list[str], tuning: Tuning | None = None) -> Provenance:
     return Provenance(
         source=spec.source.name,
         source_format=spec.form,
-        trained=spec.form == MEGATRON,
+        trained=spec.form == MEGATRON or tuning is not None,
         tensors=len(spec.tensors),
         made=made,
+        tuning=tuning,
     )
 
 

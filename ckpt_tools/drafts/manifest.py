@@ -32,15 +32,33 @@ class TargetRef(_Strict):
     identity: dict[str, Any] = Field(default_factory=dict)
 
 
+class Tuning(_Strict):
+    """How tune-draft trained a head on its target: optimiser steps, generated tokens (0: samples were given), draft steps
+    of the chain, and accept lengths (tokens per verification) on prompts held out, where any were."""
+
+    rounds: int
+    updates: int
+    processes: int
+    tokens: int
+    steps: int
+    learning_rate: float
+    temperature: float
+    seed: int
+    accept_length_before: float | None = None
+    accept_length_after: float | None = None
+
+
 class Provenance(_Strict):
     """`source` is the last part of the source's path or its name; `trained` says that the weights came out of a training
-    checkpoint. `tensors` counts what was taken from the source, `made` lists what was computed or added."""
+    checkpoint or were tuned here. `tensors` counts what was taken from the source, `made` lists what was computed or added;
+    `tuning` is how the floating tensors were trained since they were read."""
 
     source: str
     source_format: str
     trained: bool
     tensors: int
     made: list[str] = Field(default_factory=list)
+    tuning: Tuning | None = None
 
 
 class FileHash(_Strict):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from safetensors.torch import save_file
 
 from . import reference, training_state
@@ -105,7 +106,13 @@ def _mtp_index(name: str) -> int:
 
 def run_step(step: dict[str, Any], layout: Layout) -> Result:
     """Run one step of any kind."""
-    kinds: dict[str, Callable[[Setting], Result]] = {"load": load, "logits": logits, "save": save, "dump": dump}
+    kinds: dict[str, Callable[[Setting], Result]] = {
+        "load": load,
+        "logits": logits,
+        "save": save,
+        "dump": dump,
+        "mtp_loss": mtp_loss,
+    }
     return kinds[step["kind"]](Setting.read(step, layout))
 
 
@@ -212,13 +219,43 @@ def megatron_logits(model: GPTModel, ids: torch.Tensor) -> tuple[torch.Tensor, l
     return seen[-1], seen[:-1]
 
 
-def save(setting: Setting) -> Result:
-    """Let Megatron save the Hugging Face weights under this layout; with `training`, as a training iteration does."""
-    model = setting.model()
-    full = setting.expected_full()
+def mtp_loss(setting: Setting) -> Result:
+    """Megatron's MTP losses of a batch on the Hugging Face weights, and what their sum alone moves (one rank, fp32).
+
+    The main loss is multiplied by 0, so that every gradient is the MTP loss's.
+    """
+    _require_one_rank(setting)
+    model = _with_hf_weights(setting).train()
+    model.output_layer.gather_output = (
+        False  # as in training; on one rank the same, but the loss may then be differentiated
+    )
+    ids, labels = (torch.tensor(setting.step[name]) for name in ("ids", "labels"))
+    length = ids.shape[1]
+    masked = torch.triu(torch.ones(1, 1, length, length), diagonal=1).bool()
+    MTPLossLoggingHelper.tracker.clear()
+    positions = torch.arange(length).expand_as(ids)
+    main = model(ids, positions, masked, labels=labels, loss_mask=torch.tensor(setting.step["loss_mask"]))
+    (main * 0).sum().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.any())}
+    save_file({name: gradient.contiguous() for name, gradient in gradients.items()}, setting.step["out"])
+    return {
+        "losses": MTPLossLoggingHelper.tracker["values"].tolist(),
+        "factor": model.config.mtp_loss_scaling_factor,
+        "moved": sorted(gradients),
+    }
+
+
+def _with_hf_weights(setting: Setting) -> GPTModel:
+    model, full = setting.model(), setting.expected_full()
     with torch.no_grad():
         for local_name, tensor in stored_tensors(model):
             tensor.copy_(setting.expected(local_name, full)[1])
+    return model
+
+
+def save(setting: Setting) -> Result:
+    """Let Megatron save the Hugging Face weights under this layout; with `training`, as a training iteration does."""
+    model = _with_hf_weights(setting)
     metadata = setting.step.get("content_metadata")
     training = setting.step.get("training")
     if training is not None and training.get("optimizer") == "distributed":
