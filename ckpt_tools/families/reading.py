@@ -113,16 +113,14 @@ def read_dims(
     epsilon: str = "rms_norm_eps",
     ffn: str = "intermediate_size",
     mla: Mla | None = None,
-    grouped: bool = True,
 ) -> Dims:
     """The fields that every decoder shares; problems are gathered in `fields.report`.
 
     `epsilon` and `ffn` name the fields of a family that spells them otherwise. Latent attention has no key-value groups
-    and no head size of its own; the non-rotary one stands in for Megatron's kv_channels, as in slime's scripts. `grouped`
-    false means a key for every query head.
+    and no head size of its own; the non-rotary one stands in for Megatron's kv_channels, as in slime's scripts.
     """
     heads = fields.size("num_attention_heads")
-    groups = fields.size("num_key_value_heads") if grouped and not mla else heads
+    groups = heads if mla else fields.size("num_key_value_heads")
     if heads % groups:
         fields.report.error(
             "heads-not-divisible",

@@ -177,12 +177,6 @@ def test_minimax_rotates_a_share_of_each_head(read: str) -> None:
     assert dims(config(MINIMAX, **changed[read])).rotary_percent == 0.5
 
 
-def test_a_llama_without_key_value_heads() -> None:
-    """Configs older than the field have a key for every query head."""
-    older = dims(config("Llama-3.2-3B-Instruct", num_key_value_heads=None))
-    assert older.num_key_value_heads == older.num_attention_heads == 24
-
-
 SIZES: dict[str, tuple[str, Callable[[], Config]]] = {
     "Qwen2.5-72B": (
         QWEN,
