@@ -61,16 +61,10 @@ class _State:
 
 
 class _Index:
-    """MetadataIndex: equal and hashed by (fqn, offset), as in torch."""
+    """MetadataIndex. Torch hashes it by (fqn, offset); as a key of a pickled mapping it is there once, so identity will do."""
 
     fqn: str
     offset: Shape | None = None  # torch leaves a default out of the pickled attributes
-
-    def __hash__(self) -> int:
-        return hash((self.fqn, self.offset))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Index) and (self.fqn, self.offset) == (other.fqn, other.offset)
 
 
 def _kind(name: str) -> type[_State]:
