@@ -9,9 +9,7 @@ from . import attention, chain, places
 
 __version__ = "0"
 
-PROVIDED = {
-    name: getattr(module, name) for module in (chain, places) for name in dir(module) if name.endswith("_cpu")
-}
+PROVIDED = {name: getattr(module, name) for module in (chain, places) for name in dir(module) if name.endswith("_cpu")}
 
 
 def _absent(name):
