@@ -22,10 +22,13 @@ from ..convert.options import (
     STACKED,
     TORCH_DIST,
 )
+from ..errors import UsageProblem, error
 from ..refs import resolve, resolve_headers
+from ..stores.torch_dist.reader import is_torch_dist
 from .options import hf_config, size, talking, writing
 from .output import Output, human_bytes
 from .together import together
+from .pushing import Publication, pushing
 
 
 def mtp_count(text: str) -> str | int:
@@ -126,6 +129,7 @@ def mtp_count(text: str) -> str | int:
 @click.option(
     "--checksums", is_flag=True, help="Record the SHA-256 of every file; `inspect --check` compares them later."
 )
+@pushing
 @writing
 @talking("convert")
 def command(
@@ -140,6 +144,7 @@ def command(
     dsa_layout: str | None,
     mtp_halves: str | None,
     quantize: str | None,
+    publication: Publication,
     **options: Any,
 ) -> int:
     """Convert SRC into the other format at DST.
@@ -157,11 +162,24 @@ def command(
         **options,
     )
     source = resolve_headers(src)
+    if publication.repository and not is_torch_dist(source.path):
+        raise error(
+            UsageProblem,
+            "push-torch-dist",
+            "torch-dist is not published: it holds pickles",
+            where=src,
+            expected="--push-to-hub where Hugging Face files are written",
+            actual="a Hugging Face source",
+            fix="leave --push-to-hub out",
+        )
     with together(out) as ranks:
         with out.progress("writing", shown=ranks.first) as starting:
             result, findings = convert(source.path, dst, chosen, starting, ranks)
-        result.source = result.source if source.complete else src
-        return out.finish(result, findings, lambda: _show(out, result)) if ranks.first else 0
+        if not ranks.first:
+            return 0
+    result.source = result.source if source.complete else src
+    sent = [] if chosen.dry_run else publication.send(out, dst)
+    return out.finish(result, [*findings, *sent], lambda: _show(out, result))
 
 
 def _show(out: Output, result: Result) -> None:

@@ -13,6 +13,7 @@ from ..refs import resolve, resolve_headers
 from .drafts import called, identity_of, show, target_name, verified, verifying
 from .options import hf_config, size, talking, writing
 from .output import Output
+from .pushing import Publication, pushing
 
 
 @click.command("export-draft")
@@ -38,6 +39,7 @@ from .output import Output
 @target_name
 @click.option("--max-shard-size", type=size, metavar="SIZE", default="5GB", show_default=True, help="Largest file.")
 @verifying
+@pushing
 @writing
 @talking("export-draft")
 def command(
@@ -54,6 +56,7 @@ def command(
     verify: bool,
     dry_run: bool,
     overwrite: bool,
+    publication: Publication,
 ) -> int:
     """Write the draft head SRC for a server.
 
@@ -75,4 +78,5 @@ def command(
     )
     with out.progress("writing") as starting:
         found = export_draft(resolve_headers(src).path, out_folder, goal, options, starting)
-    return out.finish(found.result, found.findings, lambda: show(out, found.result))
+    sent = [] if dry_run else publication.send(out, out_folder, target)
+    return out.finish(found.result, [*found.findings, *sent], lambda: show(out, found.result))

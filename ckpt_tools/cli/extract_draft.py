@@ -12,6 +12,7 @@ from ..refs import resolve, resolve_headers
 from .drafts import called, identity_of, show, target_name, verified, verifying
 from .options import hf_config, size, talking, writing
 from .output import Output
+from .pushing import Publication, pushing
 
 
 @click.command("extract-draft")
@@ -26,6 +27,7 @@ from .output import Output
 @target_name
 @click.option("--max-shard-size", type=size, metavar="SIZE", default="5GB", show_default=True, help="Largest file.")
 @verifying
+@pushing
 @writing
 @talking("extract-draft")
 def command(
@@ -39,6 +41,7 @@ def command(
     verify: bool,
     dry_run: bool,
     overwrite: bool,
+    publication: Publication,
 ) -> int:
     """Write the MTP layers of REF as a folder that SGLang serves as a draft.
 
@@ -57,4 +60,5 @@ def command(
     with out.progress("writing") as starting:
         result, findings = extract_draft(source.path, out_folder, options, mtp_layers, starting)
     result.source = result.source if source.complete else ref
-    return out.finish(result, findings, lambda: show(out, result))
+    sent = [] if dry_run else publication.send(out, out_folder, hf_config or ref)
+    return out.finish(result, [*findings, *sent], lambda: show(out, result))

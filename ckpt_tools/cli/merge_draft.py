@@ -12,6 +12,7 @@ from ..refs import resolve, resolve_headers
 from .drafts import called, identity_of, merged, show, target_name, verifying
 from .options import hf_config, talking, writing
 from .output import Output
+from .pushing import Publication, pushing
 
 
 @click.command("merge-draft")
@@ -21,6 +22,7 @@ from .output import Output
 @hf_config
 @target_name
 @verifying
+@pushing
 @writing
 @talking("merge-draft")
 def command(
@@ -33,6 +35,7 @@ def command(
     verify: bool,
     dry_run: bool,
     overwrite: bool,
+    publication: Publication,
 ) -> int:
     """Write the Hugging Face model REF with the MTP layers of DRAFT in it.
 
@@ -50,4 +53,5 @@ def command(
     )
     with out.progress("writing") as starting:
         result, findings = merge_draft(source, resolve_headers(draft).path, out_folder, options, starting)
-    return out.finish(result, findings, lambda: show(out, result))
+    sent = [] if dry_run else publication.send(out, out_folder)
+    return out.finish(result, [*findings, *sent], lambda: show(out, result))

@@ -115,7 +115,8 @@ def push(root: Path, repository: str, options: Options, starting: Starting | Non
     return Outcome(_send(parcel, facts, options, report, starting), report.findings)
 
 
-def _check_words(repository: str, options: Options) -> None:
+def check_name(repository: str) -> None:
+    """Raise UsageProblem unless this names a repository of an owner."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -134,6 +135,10 @@ def _check_words(repository: str, options: Options) -> None:
             actual=repository,
             fix="name the owner and the repository",
         )
+
+
+def _check_words(repository: str, options: Options) -> None:
+    check_name(repository)
     if options.create_pr and options.revision not in ("", MAIN):
         raise error(
             UsageProblem,

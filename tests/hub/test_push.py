@@ -216,3 +216,34 @@ def test_through_the_environment(hub: HubServer, head: Path, base: str) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "model.safetensors" in pushed(hub)
     assert TOKEN not in ran.stdout + ran.stderr and ran.stderr == ""
+
+
+def test_writers_publish(hub: HubServer, tiny: Tiny, command: Command, tmp_path: Path) -> None:
+    """--push-to-hub of every command that writes Hugging Face files: the written folder is what arrives."""
+    model, words = tiny("mimo", mtp=1), ("--license", "mit", "--private", "--json")
+    hub.add("someone/base", model)
+    ran = command("extract-draft", "someone/base", tmp_path / "head", "--push-to-hub", "someone/h", *words)
+    assert ran.finding("pushed")["actual"] == hub.state.repositories["someone/h"].refs["main"]
+    assert hub.state.repositories["someone/h"].private
+    assert "base_model: someone/base" in pushed(hub, "someone/h")["README.md"].decode()
+    head = tree(tmp_path / "head")
+    assert {name: data for name, data in pushed(hub, "someone/h").items() if name in head} == head
+    export = ("export-draft", tmp_path / "head", tmp_path / "exported", "--target", "someone/base")
+    command(*export, "--push-to-hub", "someone/e", *words)
+    command("merge-draft", model, tmp_path / "head", tmp_path / "merged", "--push-to-hub", "someone/m", *words)
+    assert "completeness" in pushed(hub, "someone/m")["README.md"].decode()
+    command("convert", model, tmp_path / "dist")
+    command("convert", tmp_path / "dist", tmp_path / "hf", "--push-to-hub", "someone/c", *words)
+    assert pushed(hub, "someone/c")["config.json"] == (tmp_path / "hf" / "config.json").read_bytes()
+    assert len(hub.state.repositories) == 5
+
+
+def test_writers_refuse_before_they_write(hub: HubServer, tiny: Tiny, command: Command, tmp_path: Path) -> None:
+    model, out = tiny("mimo", mtp=1), tmp_path / "out"
+    assert command("extract-draft", model, out, "--push-to-hub", "a b/c", "--json", code=2).codes == ["repository-name"]
+    assert command("convert", model, out, "--push-to-hub", "a/b", "--json", code=2).codes == ["push-torch-dist"]
+    assert not out.exists()
+    ran = command("extract-draft", model, out, "--push-to-hub", "a/b", "--license", "mit", "--json", code=1)
+    assert ran.codes == ["base-model-unknown"] and out.exists(), "what was written stays"
+    command("extract-draft", model, tmp_path / "dry", "--push-to-hub", "a/b", "--dry-run")
+    assert "a/b" not in hub.state.repositories
