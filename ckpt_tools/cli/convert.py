@@ -27,8 +27,8 @@ from ..refs import resolve, resolve_headers
 from ..stores.torch_dist.reader import is_torch_dist
 from .options import hf_config, size, talking, writing
 from .output import Output, human_bytes
-from .together import together
 from .pushing import Publication, pushing
+from .together import together
 
 
 def mtp_count(text: str) -> str | int:
