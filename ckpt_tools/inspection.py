@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .compare import duplicate_difference
+from .compare import duplicate_difference, duplicate_finding
 from .errors import CkptError
 from .families.config import Fields
 from .mapping.arrangement import Shape
@@ -165,14 +165,7 @@ def _check_deep(model: Model) -> None:
     for name, original in model.stored_duplicates():
         worst = duplicate_difference(model, name, original)
         if worst is not None:
-            report.error(
-                "tie-conflict",
-                f"the config ties {name} to {original}, and they differ",
-                where=str(model.store.root),
-                expected="equal tensors, or tie_word_embeddings false",
-                actual=f"max |difference| {worst:g}",
-                fix="if the head is a real one, set tie_word_embeddings to false",
-            )
+            report.findings.append(duplicate_finding(name, original, worst, str(model.store.root)))
 
 
 def fold(tensors: Iterable[tuple[str, str, Shape]]) -> list[Folded]:
