@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from .errors import NotFound, error
+from .stores.dtypes import BY_NAME
 from .stores.hf_folder import INDEX, open_folder, read_json
 from .stores.sidecars import MANIFEST
 
@@ -33,11 +36,34 @@ def reference_of(config_path: Path) -> Reference:
     folder = config_path.parent
     manifest = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
     if CARRIED in manifest:
-        names = frozenset(manifest.get("stored_duplicates", ()))
-        quantised = frozenset(manifest.get("quantised", ()))
-        return Reference(names, dict(manifest.get("dtypes", {})), dict(manifest.get("variants", {})), quantised)
+        return _carried(manifest, folder / MANIFEST)
     indexed = read_json(folder / INDEX).get("weight_map", {}) if (folder / INDEX).is_file() else {}
     tensors = open_folder(folder).tensors
     names = frozenset((*indexed, *tensors))
     quantised = frozenset(name for name in names if name + BLOCK_SCALE in names)
     return Reference(names, {name: tensor.dtype for name, tensor in tensors.items()}, {}, quantised)
+
+
+def _carried(manifest: Mapping[str, Any], path: Path) -> Reference:
+    """Raises NotFound where the manifest is not what we write."""
+    names, quantised = (manifest.get(key, []) for key in ("stored_duplicates", "quantised"))
+    dtypes, variants = (manifest.get(key, {}) for key in ("dtypes", "variants"))
+    lists = all(
+        isinstance(value, list) and all(isinstance(each, str) for each in value) for value in (names, quantised)
+    )
+    maps = all(
+        isinstance(value, dict) and all(isinstance(v, str) for v in value.values()) for value in (dtypes, variants)
+    )
+    if not lists or not maps or not set(dtypes.values()) <= BY_NAME.keys():
+        raise error(
+            NotFound,
+            "manifest-invalid",
+            f"{path.name} is not as it was written",
+            where=str(path),
+            expected="stored_duplicates and quantised: lists of names; dtypes and variants: names to words",
+            actual=str({key: manifest.get(key) for key in ("stored_duplicates", "quantised", "dtypes", "variants")})[
+                :200
+            ],
+            fix="restore the file, or name the original model with --hf-config",
+        )
+    return Reference(frozenset(names), dtypes, variants, frozenset(quantised))

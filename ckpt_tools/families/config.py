@@ -8,6 +8,11 @@ from typing import Any
 
 from ..report import Report
 
+# What is enumerated name by name, and how much of it no model has: a table of a mistyped count would fill the memory.
+MOST = dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 4096)
+MOST |= {"num_hidden_layers": 1024}
+MOST_MTP = 64
+LARGEST = (1 << 31) - 1
 MTP_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 _ABSENT = object()
 
@@ -93,10 +98,13 @@ class Fields:
 
     def size(self, name: str) -> int:
         """A positive integer field; 1 stands in after an error so that the other fields are still checked."""
-        value = self._required(name, int, "a positive integer")
-        if value is not None and value < 1:
-            self.wrong(name, "a positive integer", value)
-        return value if value and value > 0 else 1
+        most = MOST.get(name, LARGEST)
+        expected = f"a positive integer up to {most:,}"
+        value = self._required(name, int, expected)
+        if value is None or 1 <= value <= most:
+            return value or 1
+        self.wrong(name, expected, value)
+        return 1
 
     def first(self, *names: str) -> str:
         """The first of several spellings of a field that the config has; the first of all if it has none."""
@@ -122,8 +130,8 @@ class Fields:
                 value = values.get(name)
                 if value is None:
                     continue
-                if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                    self.wrong(name, "a count of MTP layers, 0 or more", value)
+                if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_MTP:
+                    self.wrong(name, f"a count of MTP layers, 0 to {MOST_MTP}", value)
                 else:
                     counts[f"{name} ({level})"] = value
         if len(set(counts.values())) > 1:

@@ -73,6 +73,14 @@ class Image:
         return sum(size for _, size in self.files) + sum(len(data) for data in self.small_files.values())
 
 
+def is_file(path: Path) -> bool:
+    """Whether a file is there; False also for names that no file can have, which `Path.is_file` raises for."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def tile_exactly(boxes: Sequence[tuple[Shape, Shape]], shape: Shape) -> bool:
     """Whether the boxes (origin, shape) cover a tensor once, without a hole: slab by slab along the first dimension."""
     if not shape or len(boxes) == 1:

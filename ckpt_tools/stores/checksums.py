@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..report import Report
+from .base import is_file
 from .hf_folder import read_json
 
 CHECKSUMS = "checksums"
@@ -42,7 +43,7 @@ def check(root: Path, manifest: Path, report: Report) -> int:
     """Compare every recorded file with its checksum; returns how many there are. Names that lead out of `root` are findings."""
     wanted = recorded(manifest)
     here = root.resolve()
-    inside = {name for name in wanted if (root / name).is_file() and (root / name).resolve().is_relative_to(here)}
+    inside = {name for name in wanted if is_file(root / name) and (root / name).resolve().is_relative_to(here)}
     found = checksums(root, sorted(inside))
     for name, digest in wanted.items():
         if found.get(name) == digest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -18,19 +19,27 @@ LOCAL_HEADER = 30
 REBUILD, PARAMETER = "_rebuild_tensor_v2", "_rebuild_parameter"
 Places = Mapping[str, tuple[int, int]]
 
+MOST_PICKLE = 64 << 20  # names and shapes of a head are kilobytes; a deflated record may say anything
+BROKEN = (  # what zipfile raises for archives that lie
+    *(zipfile.BadZipFile, KeyError, struct.error, OSError, ValueError),
+    *(NotImplementedError, RuntimeError, EOFError, OverflowError, zlib.error),
+)
+
 
 def read_torch_file(path: Path) -> tuple[Mapping[str, Any], dict[str, tuple[int, int]]]:
     """The dictionary that was saved, its tensors as descriptions, and (offset, bytes) of every storage by key."""
     try:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+            if records["data.pkl"].file_size > MOST_PICKLE:
+                raise ValueError(f"a description of {records['data.pkl'].file_size:,} bytes")
             value, _ = loads(archive.read(records["data.pkl"]), str(path))
             storages = {
                 name.removeprefix("data/"): (_start(stream, info), info.file_size)
                 for name, info in records.items()
                 if name.startswith("data/") and info.compress_type == zipfile.ZIP_STORED
             }
-    except (zipfile.BadZipFile, KeyError, struct.error) as problem:
+    except BROKEN as problem:
         raise error(
             NotFound,
             "torch-file-unreadable",

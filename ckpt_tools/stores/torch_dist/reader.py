@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import CkptError, Finding, NotFound, error
 from ...report import Report, listed
-from ..base import Chunk, Source, Tensor, tile_exactly
+from ..base import Chunk, Source, Tensor, is_file, tile_exactly
 from .frames import read_object, read_payload
 from .metadata import Contents, Entry, Stored, parse
 
@@ -134,7 +134,7 @@ def _check_files(checkpoint: TorchDist) -> None:
         ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
     for file, end in sorted(ends.items()):
         path = checkpoint.root / file
-        size = path.stat().st_size if path.is_file() else None
+        size = path.stat().st_size if is_file(path) else None
         if size is None or size < end:
             checkpoint.report.error(
                 "shard-missing" if size is None else "file-truncated",
