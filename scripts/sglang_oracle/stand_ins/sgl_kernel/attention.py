@@ -20,7 +20,7 @@ def extend(
     """New tokens of every request, which are in the pool already; `tree` says which of the new ones each may see."""
     assert not (window and window > 0), "no sliding windows here"
     used = 0
-    for number, (length, new, start) in enumerate(zip(lengths.tolist(), news.tolist(), starts.tolist(), strict=False)):
+    for number, (length, new, start) in enumerate(zip(lengths.tolist(), news.tolist(), starts.tolist(), strict=True)):
         slots = table[int(requests[number]), :length].long()
         seen = torch.ones(new, length, dtype=torch.bool)
         if tree is not None:

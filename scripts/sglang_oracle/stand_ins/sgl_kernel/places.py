@@ -8,7 +8,7 @@ import torch
 def _spans(requests, starts, stops):
     """(request's row, first token, last + 1, offset among all tokens) of every request."""
     offset = 0
-    for request, start, stop in zip(requests.tolist(), starts.tolist(), stops.tolist(), strict=False):
+    for request, start, stop in zip(requests.tolist(), starts.tolist(), stops.tolist(), strict=True):
         yield request, start, stop, offset
         offset += stop - start
 
@@ -25,7 +25,7 @@ def assign_extend_cache_locs_cpu(requests, table, starts, stops, slots, width):
 
 def assign_draft_cache_locs_contiguous_cpu(requests, table, lengths, slots, width, topk, steps):
     each = topk * steps
-    for number, (request, length) in enumerate(zip(requests.tolist(), lengths.tolist(), strict=False)):
+    for number, (request, length) in enumerate(zip(requests.tolist(), lengths.tolist(), strict=True)):
         slots[number * each : (number + 1) * each] = table[request, length : length + each].to(slots.dtype)
 
 
@@ -44,7 +44,7 @@ def fill_accept_out_cache_loc_cpu(accepted, slots, kept):
 
 def rotate_input_ids_cpu(ids, starts, lengths, following, chosen=None):
     """Every request's tokens one to the left, its next token at the end."""
-    for number, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=False)):
+    for number, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         part = ids[start : start + length]
         part[:-1] = part[1:].clone()
         part[-1] = following.reshape(-1)[number]
@@ -53,7 +53,7 @@ def rotate_input_ids_cpu(ids, starts, lengths, following, chosen=None):
 def build_draft_decode_metadata_cpu(table, requests, lengths, topk, steps, width):
     assert topk == 1, "only chains"
     found = torch.zeros(len(lengths), width, dtype=table.dtype)
-    for number, (request, length) in enumerate(zip(requests.tolist(), lengths.tolist(), strict=False)):
+    for number, (request, length) in enumerate(zip(requests.tolist(), lengths.tolist(), strict=True)):
         stop = min(length + steps, width)
         found[number, :stop] = table[request, :stop]
     return found
@@ -61,7 +61,7 @@ def build_draft_decode_metadata_cpu(table, requests, lengths, topk, steps, width
 
 def copy_all_layer_kv_cache_cpu(buffers, strides, targets, sources):
     """Rows of raw buffers, read before any is written."""
-    for buffer, stride in zip(buffers.tolist(), strides.tolist(), strict=False):
+    for buffer, stride in zip(buffers.tolist(), strides.tolist(), strict=True):
         rows = [ctypes.string_at(buffer + source * stride, stride) for source in sources.tolist()]
-        for target, row in zip(targets.tolist(), rows, strict=False):
+        for target, row in zip(targets.tolist(), rows, strict=True):
             ctypes.memmove(buffer + target * stride, row, stride)
