@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..drafts.speedup import expected_accepted, speed_up
 from .counters import Counters
 from .decode import Clock, Decoded, Times
 from .results import Depth, Timing
@@ -97,8 +98,8 @@ def timing(tally: Tally) -> Timing:
     depths = []
     for steps in sorted(tally.times):
         rate = tally.tokens[steps] / tally.times[steps].loop
-        emitted = 1 + sum(by_position[:steps])
-        predicted = emitted * plain_pass / (steps * draft + verify[steps + 1] + other)
+        accepted = expected_accepted(by_position, steps)
+        predicted = speed_up(accepted, steps, draft, verify[steps + 1], other, plain_pass)
         measured = rate / plain_rate
         length = tally.counters[steps].accept_length
         depths.append(Depth(steps, length, rate, predicted, measured, predicted / measured - 1))
