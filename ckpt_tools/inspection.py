@@ -13,6 +13,7 @@ from .families.config import Fields
 from .mapping.arrangement import Shape
 from .mapping.rules import Naming, State, Table, state_keys
 from .model import HF_COPY, Model, describe, open_store
+from .refs.ranges import hashes_of
 from .report import Outcome, listed
 from .stores.base import Tensor
 from .stores.checksums import check as check_sums
@@ -85,7 +86,7 @@ def inspect_checkpoint(
         _check_deep(model)
     if check:
         folder = store.root if isinstance(store, HfFolder) else store.root / HF_COPY
-        found.checksums = check_sums(store.root, folder / MANIFEST, store.report)
+        found.checksums = check_sums(store.root, folder / MANIFEST, store.report, hashes_of(store.root))
     if identify is not None:
         try:
             found.identity = dict(identify(model, check and not store.report.errors))

@@ -9,6 +9,7 @@ import click
 
 from ..engine.output import WriteFailed
 from ..engine.ranks import ALONE, Elsewhere, Failure, Ranks, join, several
+from ..refs.client import Unreachable
 from .boundary import explain
 from .output import Output
 
@@ -40,4 +41,4 @@ def _failure(problem: BaseException) -> Failure:
     if isinstance(problem, Elsewhere):
         return problem.failure
     findings, code = explain(problem)
-    return Failure(-1, findings, code, isinstance(problem, (WriteFailed, *INTERRUPTS)))
+    return Failure(-1, findings, code, isinstance(problem, (WriteFailed, Unreachable, *INTERRUPTS)))

@@ -8,9 +8,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import CkptError, Finding, OutputExists, UsageProblem, error
+from ..refs.client import Unreachable
 from .journal import Journal
 from .ranks import Elsewhere
 
@@ -77,8 +79,8 @@ def check_space(target: Path, nbytes: int) -> None:
 def output_directory(target: Path, nbytes: int, journal: Journal | None = None) -> Iterator[Path]:
     """A `.partial` directory to write into; it becomes `target` if the block succeeds and vanishes if it fails.
 
-    With a `journal` it stays where the block was interrupted or the system failed (OSError), and the next run of the same
-    program finds it as it is. Links are followed: what `target` points to is replaced, beside itself.
+    With a `journal` it stays where the block was interrupted, or the system (OSError) or the network failed, and the next run
+    of the same program finds it as it is. Links are followed: what `target` points to is replaced, beside itself.
     """
     target = target.resolve()
     partial = partial_of(target)
@@ -112,6 +114,12 @@ def _cleaning(partial: Path, nbytes: int, journal: Journal | None) -> Iterator[N
         if not problem.failure.lasting:
             shutil.rmtree(partial, ignore_errors=True)
         raise
+    except Unreachable as problem:
+        if journal is None or not journal.begun:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        fix = f"check the network and run it again: it continues with {partial}"
+        raise Unreachable(*(replace(finding, fix=fix) for finding in problem.findings)) from problem
     except (KeyboardInterrupt, SystemExit) as problem:
         if journal is not None and journal.begun:
             problem.add_note(f"run it again: it continues with {partial}")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CkptError, NotFound, UsageProblem, error
+from ..errors import CkptError, UsageProblem, error
 from ..refs import HUB_PREFIX, commit_of, resolve, split
-from ..refs.client import quieten, translated, translation
+from ..refs.client import Unreachable, quieten, translated, translation
 from ..report import Outcome, Report, listed
 from .card import CARD, RELATIONS, Facts, open_card, read_smoke, render, stated_by
 from .files import Check, check_files, files_of
@@ -274,7 +274,7 @@ def _sending(where: str) -> Iterator[None]:
         found = translation(problem, where)
         if found is None:
             raise
-        if type(found) is not NotFound or found.findings[0].code == "hub-not-found":
+        if not isinstance(found, Unreachable):
             raise found from problem
         raise error(
             CkptError,

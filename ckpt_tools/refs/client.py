@@ -23,6 +23,10 @@ def quieten() -> None:
         disable_progress_bars()
 
 
+class Unreachable(NotFound):
+    """The Hub does not answer now; another run may go on."""
+
+
 @contextmanager
 def translated(where: str) -> Iterator[None]:
     """Turn the client's errors into NotAuthorised and NotFound with a way out; ours pass through."""
@@ -69,7 +73,7 @@ def translation(problem: BaseException, where: str) -> CkptError | None:
         )
     if isinstance(root, (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError)) or is_transport(root):
         return error(
-            NotFound,
+            Unreachable,
             "hub-unreachable",
             "no such local path, and the Hub cannot be reached",
             where=where,

@@ -30,7 +30,9 @@ def header_folder(name: str, commit: str, snapshot: Path) -> Path:
     if made.is_dir():
         return made
     entries = HfApi().list_repo_tree(name, revision=commit)
-    shards = {e.path: e.size for e in entries if isinstance(e, RepoFile) and e.path.endswith(".safetensors")}
+    files = [e for e in entries if isinstance(e, RepoFile) and e.path.endswith(".safetensors")]
+    shards = {e.path: e.size for e in files}
+    hashes = {e.path: e.lfs.sha256 if e.lfs else "" for e in files}
     made.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{commit}-", dir=made.parent))
     try:
@@ -43,7 +45,8 @@ def header_folder(name: str, commit: str, snapshot: Path) -> Path:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda path: _write_header(folder / path, Ranges(name, commit, path, shards[path])), absent))
         fresh = folder.with_name(f"{folder.name}.json")
-        fresh.write_text(json.dumps({"repository": name, "commit": commit, "files": absent}))
+        far = {path: [size, hashes[path]] for path, size in absent.items()}
+        fresh.write_text(json.dumps({"repository": name, "commit": commit, "files": far}))
         fresh.replace(marker_of(made))
         if not made.exists():  # another process may have been faster
             folder.rename(made)

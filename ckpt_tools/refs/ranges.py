@@ -141,13 +141,23 @@ def marker_of(folder: Path) -> Path:
     return folder.with_name(folder.name + MARKER)
 
 
+def hashes_of(folder: Path) -> dict[str, str]:
+    """The SHA-256 that the Hub states of files whose bytes are not here, by name; none for a local folder."""
+    return {name: sha256 for name, (_, sha256) in _marker(folder)["files"].items() if sha256}
+
+
+def _marker(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(marker_of(folder).read_bytes())
+    except (OSError, ValueError):
+        return {"files": {}}
+    return found
+
+
 @cache
 def ranges_of(path: Path) -> RangedFile | None:
     """How to read a file whose bytes are on the Hub; None for a file that is all here."""
-    try:
-        found = json.loads(marker_of(path.parent).read_bytes())
-    except (OSError, ValueError):
-        return None
+    found = _marker(path.parent)
     if path.name not in found["files"]:
         return None
-    return RangedFile(path, found["repository"], found["commit"], found["files"][path.name])
+    return RangedFile(path, found["repository"], found["commit"], found["files"][path.name][0])

@@ -14,6 +14,7 @@ from .base import is_file
 from .hf_folder import read_json
 
 CHECKSUMS = "checksums"
+NOTHING: Mapping[str, str] = {}
 
 
 def checksums(root: Path, names: list[str]) -> dict[str, str]:
@@ -39,12 +40,18 @@ def recorded(manifest: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def check(root: Path, manifest: Path, report: Report) -> int:
-    """Compare every recorded file with its checksum; returns how many there are. Names that lead out of `root` are findings."""
+def _is_below(name: str) -> bool:
+    return not Path(name).is_absolute() and ".." not in Path(name).parts
+
+
+def check(root: Path, manifest: Path, report: Report, known: Mapping[str, str] = NOTHING) -> int:
+    """Compare every recorded file with its checksum; returns how many there are. Names that lead out of `root` are findings.
+
+    `known` are checksums of files that are not here. Links are followed: a cache holds its files that way.
+    """
     wanted = recorded(manifest)
-    here = root.resolve()
-    inside = {name for name in wanted if is_file(root / name) and (root / name).resolve().is_relative_to(here)}
-    found = checksums(root, sorted(inside))
+    inside = {name for name in wanted if _is_below(name) and is_file(root / name)} - known.keys()
+    found = {**known, **checksums(root, sorted(inside))}
     for name, digest in wanted.items():
         if found.get(name) == digest:
             continue

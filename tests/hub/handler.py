@@ -254,6 +254,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send(status, length=str(len(part)), **headers)
             return
         self.wait()
+        if hub.state.cut_after is not None and sum(hub.state.served.values()) >= hub.state.cut_after:
+            raise Dropped
         fault = hub.fault(self.command, urlsplit(self.path).path, lambda fault: fault.after > 0)
         kept = part[: fault.after] if fault else part
         hub.count(hub.state.served, f"{name}/{path}", len(kept))

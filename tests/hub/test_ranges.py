@@ -129,15 +129,37 @@ def test_a_broken_range_continues_where_it_broke(
     assert hub.served(".safetensors") - before == 2 * whole
 
 
-def test_giving_up_leaves_nothing(
+def test_giving_up_at_once_leaves_nothing(
     hub: HubServer, publish: Callable[..., Path], command: Command, tmp_path: Path
 ) -> None:
     publish("qwen3")
     command("inspect", MODEL)
     hub.fail("drop", "GET", SHARD, times=10**6)
     ran = command("convert", MODEL, tmp_path / "out", "--json", code=3)
-    assert ran.codes == ["hub-unreachable"] and not (tmp_path / "out").exists()
+    assert ran.codes == ["hub-unreachable"] and not list(tmp_path.glob("out*"))
     assert len(hub.requests("GET", SHARD)) < 8 * ranges.ATTEMPTS + 10
+
+
+def test_an_interrupted_conversion_continues(
+    hub: HubServer, publish: Callable[..., Path], command: Command, tmp_path: Path
+) -> None:
+    """The network fails half-way: what is written stays, and the next run fetches only the rest."""
+    folder = publish("qwen3", hidden=256, ffn=512, vocab=3000, layers=6)
+    command("inspect", MODEL)
+    before = hub.served(".safetensors")
+    command("convert", MODEL, tmp_path / "whole")
+    whole = hub.served(".safetensors") - before
+    hub.state.cut_after = before + whole + whole // 2
+    ran = command("convert", MODEL, tmp_path / "out", "--json", code=3)
+    assert ran.codes == ["hub-unreachable"] and "continues" in ran.findings[0]["fix"]
+    assert (tmp_path / "out.partial").is_dir() and not (tmp_path / "out").exists()
+    hub.state.cut_after = None
+    ran = command("convert", MODEL, tmp_path / "out", "--json")
+    assert whole / 4 < ran.result["resumed"] < whole
+    fetched = hub.served(".safetensors") - before - whole
+    assert fetched < whole * 1.5, "finished tasks are not fetched again"
+    command("convert", folder, tmp_path / "local")
+    assert tree(tmp_path / "out") == tree(tmp_path / "local")
 
 
 def test_an_expired_signature_is_renewed(

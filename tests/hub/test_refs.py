@@ -81,6 +81,20 @@ def test_the_weights_hash_is_the_same_from_afar(hub: HubServer, model: Path, com
     assert remote == command("inspect", model, "--check", "--json").result["identity"] and "weights" in remote
 
 
+def test_recorded_checksums_hold_from_afar(hub: HubServer, model: Path, command: Command, tmp_path: Path) -> None:
+    """Of shards that are not here the Hub states the SHA-256; small files lie in the cache behind links."""
+    command("convert", model, tmp_path / "dist")
+    command("convert", tmp_path / "dist", tmp_path / "hf", "--checksums")
+    hub.add("someone/sums", tmp_path / "hf")
+    served = hub.served(".safetensors")
+    assert command("inspect", "someone/sums", "--check", "--json").result["checksums"] > 2
+    assert hub.served(".safetensors") - served < 2 * (tmp_path / "hf/model.safetensors").stat().st_size
+    with changed(tmp_path / "hf" / "model.safetensors") as tensors:
+        next(iter(tensors.values())).view(-1)[0] += 1
+    hub.add("someone/sums", tmp_path / "hf").commit("main", {}, "another commit")
+    assert command("inspect", "someone/sums", "--check", "--json", code=1).codes == ["checksum-differs"]
+
+
 def test_compare_reads_by_ranges(hub: HubServer, model: Path, command: Command, tmp_path: Path) -> None:
     assert command("compare", MODEL, model, "--json").result["differences"] == []
     other = Path(shutil.copytree(model, tmp_path / "other"))
