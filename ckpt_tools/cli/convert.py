@@ -161,18 +161,18 @@ def command(
         quantize=bool(quantize),
         **options,
     )
-    source = resolve_headers(src)
-    if publication.repository and not is_torch_dist(source.path):
-        raise error(
-            UsageProblem,
-            "push-torch-dist",
-            "torch-dist is not published: it holds pickles",
-            where=src,
-            expected="--push-to-hub where Hugging Face files are written",
-            actual="a Hugging Face source",
-            fix="leave --push-to-hub out",
-        )
     with together(out) as ranks:
+        source = resolve_headers(src)
+        if publication.repository and not is_torch_dist(source.path):
+            raise error(
+                UsageProblem,
+                "push-torch-dist",
+                "torch-dist is not published: it holds pickles",
+                where=src,
+                expected="--push-to-hub where Hugging Face files are written",
+                actual="a Hugging Face source",
+                fix="leave --push-to-hub out",
+            )
         with out.progress("writing", shown=ranks.first) as starting:
             result, findings = convert(source.path, dst, chosen, starting, ranks)
         if not ranks.first:

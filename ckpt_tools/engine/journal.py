@@ -105,8 +105,9 @@ class Journal:
         return all(path.is_file() and path.stat().st_size == size for path, size in self.files)
 
     def is_here(self) -> bool:
-        """Whether this machine sees the plan of this very program."""
-        return _read_plan(self.folder / PLAN) == self.stamp
+        """Whether this machine sees the plan of this very program; its copies of the sources may have times of their own."""
+        found = _read_plan(self.folder / PLAN)
+        return found is not None and found.plan == self.stamp.plan
 
     def begin(self) -> None:
         """Write down which program this is; its files are made next."""

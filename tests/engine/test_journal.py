@@ -110,8 +110,8 @@ def test_the_plan_is_the_same_in_every_process_and_changes_with_any_task(tmp_pat
     code = (
         "import sys; from pathlib import Path; from ckpt_tools.engine.journal import stamp_of\n"
         "from ckpt_tools.engine.moves import Move; from ckpt_tools.engine.program import Program\n"
-        "from ckpt_tools.stores.base import Image; from tests.engine.test_failures import SIZE\n"
-        "moves = [Move(n, 1, SIZE, 0, (3 - n) * SIZE, SIZE, SIZE, 1, None, SIZE) for n in range(4)]\n"
+        "from ckpt_tools.stores.base import Image; from tests.engine.test_failures import PAGE, SIZE\n"
+        "moves = [Move(n, PAGE, SIZE, 0, (3 - n) * SIZE, SIZE, SIZE, 1, None, SIZE) for n in range(4)]\n"
         "paths = [Path(sys.argv[1]) / f'in-{n}' for n in range(4)]\n"
         "program = Program(paths, Image([('t', 4 * SIZE)], [], {}), moves)\n"
         "print(stamp_of(program, program.tasks()).plan)"
