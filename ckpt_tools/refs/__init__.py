@@ -50,10 +50,10 @@ def resolve_headers(ref: str) -> Fetched:
 
     Without a network the cache has to hold everything. Raises NotFound and NotAuthorised.
     """
-    from huggingface_hub import constants
-
     if not on_hub(ref):
         return Fetched(_local(ref), True)
+    from huggingface_hub import constants
+
     if constants.HF_HUB_OFFLINE:
         return Fetched(resolve(ref), True)
     snapshot = resolve(ref, weights=False)
