@@ -225,7 +225,8 @@ class Handler(BaseHTTPRequestHandler):
         if blob.lfs and self.server_state.state.redirect:
             headers |= {"X-Linked-Size": str(len(blob.data)), "X-Linked-ETag": f'"{blob.etag}"'}
             address = self.server_state.endpoint.replace("127.0.0.1", "localhost")
-            self.send(302, Location=f"{address}/cdn/{name}/{blob.sha256}/{path}?Signature=local", **headers)
+            signature = str(len(self.server_state.state.seen))
+            self.send(302, Location=f"{address}/cdn/{name}/{blob.sha256}/{path}?Signature={signature}", **headers)
             return
         self.content(name, path, blob.data, **headers)
 
@@ -233,6 +234,10 @@ class Handler(BaseHTTPRequestHandler):
         """Storage: it knows signed addresses, and no tokens; sending one there would give it away."""
         if self.token is not None:
             raise Refused(400, message="a token was sent to the storage")
+        hub, (signature,) = self.server_state, self.query["Signature"]
+        hub.count(hub.state.signatures, signature, 1)
+        if hub.state.signatures[signature] > hub.state.signature_uses:
+            raise Refused(403, message="the signature has expired")
         for blob in [b for tree in self.server_state.state.repositories[name].commits.values() for b in tree.values()]:
             if blob.lfs and blob.sha256 == sha:
                 self.content(name, path, blob.data, ETag=f'"{sha}"')
@@ -266,6 +271,8 @@ class Handler(BaseHTTPRequestHandler):
     def wait(self) -> None:
         """Be slow where asked to, and count who else is being served."""
         hub = self.server_state
+        if not self.path.partition("?")[0].endswith(".safetensors"):
+            return
         with hub.lock:
             hub.state.active += 1
             hub.state.most_active = max(hub.state.most_active, hub.state.active)

@@ -61,6 +61,8 @@ class State:
     readers: set[str] = field(default_factory=set)  # tokens that may read and nothing else
     redirect: bool = True  # large files come from another address, as the Hub's do
     delay: float = 0.0  # seconds before a file's bytes are sent
+    signature_uses: int = 10**9  # how often an address of storage works
+    signatures: dict[str, int] = field(default_factory=dict)
     cut_after: int | None = None  # bytes of files after which no file is sent any more
     active: int = 0  # files that are being sent, and the most at one time
     most_active: int = 0
