@@ -63,6 +63,10 @@ SGLANG_MTP: Mapping[str, str] = {
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5ForCausalLMMTP",
     "Qwen3_5ForCausalLM": "Qwen3_5ForCausalLMMTP",
     "Qwen3_5MoeForCausalLM": "Qwen3_5ForCausalLMMTP",
+    "BailingMoeForCausalLM": "BailingMoeForCausalLMNextN",
+    "BailingMoeV2ForCausalLM": "BailingMoeForCausalLMNextN",
+    "Step3p5ForCausalLM": "Step3p5MTP",
+    "NemotronHForCausalLM": "NemotronHForCausalLMMTP",
 }
 SEVERAL_LAYERS = ("MiMoV2MTP",)  # the other classes hold one MTP layer: an assertion, or the last one wins
 # Classes whose loader stops without this count in config.json (deepseek_common/deepseek_weight_loader.py).

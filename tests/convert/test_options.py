@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_tools.convert import run as conversion
+from ckpt_tools.convert import writing as conversion
 from ckpt_tools.engine.execute import Timing, execute
 from ckpt_tools.engine.program import Program
 from tests.checkpoints import assert_same, changed, changed_config, config_of, hf_tensors, iteration, tree

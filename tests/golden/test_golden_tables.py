@@ -18,6 +18,7 @@ from make_sparse import UNKNOWN_DTYPE, make_sparse, nbytes, release_tensors
 
 from ckpt_tools.convert import Options, Result, convert
 from ckpt_tools.convert import run as conversion
+from ckpt_tools.convert import writing
 from ckpt_tools.convert.options import CARRY
 from ckpt_tools.convert.to_megatron import plan_megatron
 from ckpt_tools.engine import output
@@ -147,10 +148,6 @@ def layout_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conversions that write everything but tensor bytes, however small the disk."""
 
     def laid_out(program: Program, root: Path, *rest: object) -> Timing:
-        for name, size in program.image.files:
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            with (root / name).open("xb") as stream:
-                stream.truncate(size)
         for file, literals in groupby(sorted(program.image.literals), key=lambda literal: literal.file):
             with (root / program.image.files[file][0]).open("r+b") as stream:
                 for _, offset, data in literals:
@@ -160,7 +157,7 @@ def layout_only(monkeypatch: pytest.MonkeyPatch) -> None:
             (root / name).write_bytes(data)
         return Timing(0.0, 0.0)
 
-    monkeypatch.setattr(conversion, "execute", laid_out)
+    monkeypatch.setattr(writing, "execute", laid_out)
     monkeypatch.setattr(conversion, "check_space", lambda target, size: None)
     monkeypatch.setattr(output, "check_space", lambda target, size: None)
 
