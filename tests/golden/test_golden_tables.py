@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from make_sparse import UNKNOWN_DTYPE, make_sparse, nbytes, release_tensors
 
-from ckpt_tools.convert import Options, Result, convert
+from ckpt_tools.convert import Options, Result, convert, writing
 from ckpt_tools.convert import run as conversion
-from ckpt_tools.convert import writing
 from ckpt_tools.convert.options import CARRY
 from ckpt_tools.convert.to_megatron import plan_megatron
 from ckpt_tools.engine import output
