@@ -14,6 +14,7 @@ from ..tune.settings import Settings
 from .drafts import target_name, verifying
 from .options import hf_config, talking, writing
 from .output import Output
+from .pushing import Publication, pushing
 from .registry import where
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def number(name: str, default: float, kind: Any, text: str) -> Callable[[Any], A
 @hf_config
 @target_name
 @verifying
+@pushing
 @writing
 @talking("tune-draft")
 def command(
@@ -82,6 +84,7 @@ def command(
     verify: bool,
     dry_run: bool,
     overwrite: bool,
+    publication: Publication,
     prompts_per_round: int,
     max_new_tokens: int,
     batch_size: int,
@@ -130,7 +133,8 @@ def command(
         measured = measured_of(found.result, job.settings.steps)
         addition = Addition(register, str(out_folder), target, measured=measured, overwrite=overwrite)
         found.findings.extend(add(folder or default_folder(os.environ), addition).findings)
-    return out.finish(found.result, found.findings, lambda: show(out, found.result))
+    sent = [] if dry_run else publication.send(out, out_folder, target)
+    return out.finish(found.result, [*found.findings, *sent], lambda: show(out, found.result))
 
 
 def leads() -> bool:

@@ -15,6 +15,7 @@ from tests.checkpoints import changed, changed_config, tree
 from tests.conftest import Command, Tiny
 from tests.drafts.heads import asset, target_of
 from tests.hub.server import TOKEN, HubServer
+from tests.tune.heads import pair
 
 NAME, BASE = "someone/head", "someone/smollm2"
 
@@ -247,3 +248,15 @@ def test_writers_refuse_before_they_write(hub: HubServer, tiny: Tiny, command: C
     assert ran.codes == ["base-model-unknown"] and out.exists(), "what was written stays"
     command("extract-draft", model, tmp_path / "dry", "--push-to-hub", "a/b", "--dry-run")
     assert "a/b" not in hub.state.repositories
+
+
+def test_a_tuned_head_is_published(hub: HubServer, command: Command, tmp_path: Path) -> None:
+    target, head = pair("eagle3", tmp_path)
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text("".join(json.dumps({"prompt": f"w{i} w4", "response": "w5 w6 w7 w8"}) + "\n" for i in range(4)))
+    words = ("tune-draft", target, head, tmp_path / "out", "--samples", samples, "--held-out", 1, "--rounds", 1)
+    words += ("--target-name", "someone/base", "--push-to-hub", "someone/tuned", "--license", "mit", "--json")
+    ran = command(*words)
+    assert ran.finding("pushed")["actual"] == hub.state.repositories["someone/tuned"].refs["main"]
+    written = (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert pushed(hub, "someone/tuned")["model.safetensors"] == written
