@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .. import __version__
 from ..errors import NotFound, error
+from ..stores.checksums import sha256_of
 
 MANIFEST = "draft_manifest.json"
 FORMAT_VERSION = 1
@@ -82,9 +82,7 @@ class Manifest(_Strict):
 
 
 def hash_file(path: Path) -> FileHash:
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256")
-    return FileHash(nbytes=path.stat().st_size, sha256=digest.hexdigest())
+    return FileHash(nbytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 def hash_files(root: Path, known: Mapping[str, FileHash] | None = None) -> dict[str, FileHash]:

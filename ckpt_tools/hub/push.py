@@ -6,19 +6,19 @@ commit itself names every file at once, so that nobody ever sees an index or a c
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import CkptError, UsageProblem, error
 from ..refs import HUB_PREFIX, commit_of, resolve, split
-from ..refs.client import Unreachable, quieten, translated, translation
+from ..refs.client import Unreachable, quieten, translation
 from ..report import Outcome, Report, listed
 from .card import CARD, RELATIONS, Facts, open_card, read_smoke, render, stated_by
 from .files import Check, check_files, files_of
+from .parcel import SAME, Parcel, Sent, remote_files
 from .subject import HEAD, Subject, examine
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 BATCH = 10 << 30  # bytes handed over before the next batch begins
 LICENCES = ("LICENSE", "LICENCE", "COPYING")
-NEW, CHANGED, SAME = "new", "changed", "unchanged"
 MAIN = "main"
-CHUNK = 1 << 20
 Starting = Callable[[int], Callable[[int], None] | None]
 
 
@@ -46,15 +44,6 @@ class Options:
     revision: str = ""
     message: str = ""
     dry_run: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """One file; `state` compares it with the repository: new, changed or unchanged."""
-
-    path: str
-    nbytes: int
-    state: str
 
 
 @dataclass(slots=True)
@@ -78,21 +67,6 @@ class Pushed:
     pull_request: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Parcel:
-    """The files of a push by name: paths, and bytes of the card."""
-
-    root: Path
-    names: tuple[str, ...]
-    card: bytes
-
-    def content(self, name: str) -> bytes | Path:
-        return self.card if name == CARD else self.root / name
-
-    def size(self, name: str) -> int:
-        return len(self.card) if name == CARD else (self.root / name).stat().st_size
-
-
 def push(root: Path, repository: str, options: Options, starting: Starting | None = None) -> Outcome[Pushed]:
     """Check `root` and send it to `repository`. Raises CkptError with every finding before anything is sent.
 
@@ -111,7 +85,7 @@ def push(root: Path, repository: str, options: Options, starting: Starting | Non
     facts = Facts(repository, subject, base, commit, options.relation, options.license, smoke)
     card = render(existing, facts, report) if not report.errors else ""
     report.raise_errors()
-    parcel = _Parcel(root, tuple(sorted({*names, CARD})), card.encode())
+    parcel = Parcel(root, tuple(sorted({*names, CARD})), card.encode())
     return Outcome(_send(parcel, facts, options, report, starting), report.findings)
 
 
@@ -220,15 +194,15 @@ def _check_licence(stated: str, names: list[str], options: Options, subject: Sub
 # --- sending
 
 
-def _send(parcel: _Parcel, facts: Facts, options: Options, report: Report, starting: Starting | None) -> Pushed:
+def _send(parcel: Parcel, facts: Facts, options: Options, report: Report, starting: Starting | None) -> Pushed:
     from huggingface_hub import HfApi
 
     api = HfApi(library_name="ckpt-tools")
     revision = options.revision or MAIN
     where = f"{HUB_PREFIX}{facts.repository}@{revision}"
     quieten()
-    there = _remote(api, facts.repository, revision, where)
-    files = [Sent(name, parcel.size(name), _state(there, parcel, name)) for name in parcel.names]
+    there = remote_files(api, facts.repository, revision, where)
+    files = [Sent(name, parcel.size(name), parcel.state(there, name)) for name in parcel.names]
     made = Pushed(
         folder=str(parcel.root),
         repository=facts.repository,
@@ -249,8 +223,8 @@ def _send(parcel: _Parcel, facts: Facts, options: Options, report: Report, start
         _prepare(api, facts.repository, revision, options)
         _upload(api, parcel, made, options, starting)
     landed = made.revision
-    there = _remote(api, facts.repository, made.commit or landed, where)
-    if differing := [name for name in parcel.names if _state(there, parcel, name) != SAME]:
+    there = remote_files(api, facts.repository, made.commit or landed, where)
+    if differing := [name for name in parcel.names if parcel.state(there, name) != SAME]:
         raise error(
             CkptError,
             "hub-differs",
@@ -286,42 +260,6 @@ def _sending(where: str) -> Iterator[None]:
         ) from problem
 
 
-def _remote(api: HfApi, repository: str, revision: str, where: str) -> Mapping[str, Any]:
-    """The files of a revision by path; none where there is no such repository or revision yet."""
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-    from huggingface_hub.hf_api import RepoFile
-
-    with translated(where):
-        try:
-            entries = api.list_repo_tree(repository, recursive=True, revision=revision)
-            return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
-        except (RepositoryNotFoundError, RevisionNotFoundError):
-            return {}
-
-
-def _state(there: Mapping[str, Any], parcel: _Parcel, name: str) -> str:
-    entry = there.get(name)
-    if entry is None:
-        return NEW
-    if entry.size != parcel.size(name):
-        return CHANGED
-    expected = entry.lfs.sha256 if entry.lfs else entry.blob_id
-    return SAME if _digest(parcel.content(name), git=entry.lfs is None) == expected else CHANGED
-
-
-def _digest(content: bytes | Path, git: bool) -> str:
-    """SHA-256, or Git's id of a blob: SHA-1 of `blob <size>`, a zero byte and the content."""
-    size = len(content) if isinstance(content, bytes) else content.stat().st_size
-    digest = hashlib.sha1(b"blob %d\0" % size) if git else hashlib.sha256()
-    if isinstance(content, bytes):
-        digest.update(content)
-        return digest.hexdigest()
-    with content.open("rb") as stream:
-        while data := stream.read(CHUNK):
-            digest.update(data)
-    return digest.hexdigest()
-
-
 def _prepare(api: HfApi, repository: str, revision: str, options: Options) -> None:
     """Make the repository and the branch where they are absent."""
     from huggingface_hub.errors import RepositoryNotFoundError
@@ -334,7 +272,7 @@ def _prepare(api: HfApi, repository: str, revision: str, options: Options) -> No
         api.create_branch(repository, branch=revision, exist_ok=True)
 
 
-def _upload(api: HfApi, parcel: _Parcel, made: Pushed, options: Options, starting: Starting | None) -> None:
+def _upload(api: HfApi, parcel: Parcel, made: Pushed, options: Options, starting: Starting | None) -> None:
     from huggingface_hub import CommitOperationAdd
 
     wanted = [sent for sent in made.files if sent.state != SAME]
@@ -342,7 +280,7 @@ def _upload(api: HfApi, parcel: _Parcel, made: Pushed, options: Options, startin
         made.commit = str(api.repo_info(made.repository, revision=made.revision).sha)
         return
     progress = starting(made.nbytes) if starting else None
-    operations = [CommitOperationAdd(sent.path, _content(parcel, sent.path)) for sent in wanted]
+    operations = [CommitOperationAdd(sent.path, parcel.sendable(sent.path)) for sent in wanted]
     for batch in _batches(operations):
         api.preupload_lfs_files(
             made.repository, batch, revision=made.revision, create_pr=options.create_pr, free_memory=False
@@ -359,17 +297,14 @@ def _upload(api: HfApi, parcel: _Parcel, made: Pushed, options: Options, startin
     made.commit, made.url, made.pull_request = info.oid, str(info.commit_url), str(info.pr_url or "")
 
 
-def _content(parcel: _Parcel, name: str) -> bytes | str:
-    content = parcel.content(name)
-    return content if isinstance(content, bytes) else str(content)
-
-
 def _batches(operations: list[CommitOperationAdd]) -> Iterator[list[CommitOperationAdd]]:
     batch: list[CommitOperationAdd] = []
+    filled = 0
     for operation in operations:
         batch.append(operation)
-        if sum(one.upload_info.size for one in batch) >= BATCH:
+        filled += operation.upload_info.size
+        if filled >= BATCH:
             yield batch
-            batch = []
+            batch, filled = [], 0
     if batch:
         yield batch

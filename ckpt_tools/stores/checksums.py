@@ -20,10 +20,11 @@ NOTHING: Mapping[str, str] = {}
 def checksums(root: Path, names: list[str]) -> dict[str, str]:
     """The SHA-256 of files below `root` by their names; raises OSError. Reads every byte, several files at a time."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return dict(zip(names, pool.map(lambda name: _digest(root / name), names), strict=True))
+        return dict(zip(names, pool.map(lambda name: sha256_of(root / name), names), strict=True))
 
 
-def _digest(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file in hexadecimal; raises OSError."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -1,0 +1,75 @@
+"""What a push is made of, and how each file compares with the one on the Hub."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..refs.client import translated
+from ..stores.checksums import sha256_of
+from .card import CARD
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+NEW, CHANGED, SAME = "new", "changed", "unchanged"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One file; `state` compares it with the repository: new, changed or unchanged."""
+
+    path: str
+    nbytes: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """The files of a push by name: paths, and bytes of the card."""
+
+    root: Path
+    names: tuple[str, ...]
+    card: bytes
+
+    def sendable(self, name: str) -> bytes | str:
+        """What the Hub's client takes: bytes, or the path of a file."""
+        return self.card if name == CARD else str(self.root / name)
+
+    def size(self, name: str) -> int:
+        return len(self.card) if name == CARD else (self.root / name).stat().st_size
+
+    def state(self, there: Mapping[str, Any], name: str) -> str:
+        """A file against the RepoFile of its path in `there`, by size and hash."""
+        entry = there.get(name)
+        if entry is None:
+            return NEW
+        if entry.size != self.size(name):
+            return CHANGED
+        if entry.lfs:
+            return SAME if self._sha256(name) == entry.lfs.sha256 else CHANGED
+        return SAME if self._blob_id(name) == entry.blob_id else CHANGED
+
+    def _sha256(self, name: str) -> str:
+        return hashlib.sha256(self.card).hexdigest() if name == CARD else sha256_of(self.root / name)
+
+    def _blob_id(self, name: str) -> str:
+        """Git's id of a blob: SHA-1 of `blob <size>`, a zero byte and the content. Only small files lie in git itself."""
+        content = self.card if name == CARD else (self.root / name).read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def remote_files(api: HfApi, repository: str, revision: str, where: str) -> Mapping[str, Any]:
+    """The files of a revision by path; none where there is no such repository or revision yet."""
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.hf_api import RepoFile
+
+    with translated(where):
+        try:
+            entries = api.list_repo_tree(repository, recursive=True, revision=revision)
+            return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+        except (RepositoryNotFoundError, RevisionNotFoundError):
+            return {}
