@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from .. import __version__
 from ..errors import CkptError, OutputExists, error
 from ..report import listed
+from .background import beside
 from .program import Program, Task, files_of
 
 FOLDER = ".journal"
@@ -138,14 +139,10 @@ class Journal:
     @contextmanager
     def settling(self) -> Iterator[None]:
         """Now and then flush what is written, while the block runs; at its end the marks are closed."""
-        stop = threading.Event()
-        thread = threading.Thread(target=self._settle, args=(stop,), daemon=True)
-        thread.start()
         try:
-            yield
+            with beside(self._settle):
+                yield
         finally:
-            stop.set()
-            thread.join()
             os.close(self._handle)
 
     def _settle(self, stop: threading.Event) -> None:

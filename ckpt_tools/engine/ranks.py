@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import CkptError, ExitCode, Finding, error
+from .background import beside
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -173,14 +174,8 @@ class Ranks:
         if self.store is None:
             yield
             return
-        stop = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(stop,), daemon=True)
-        thread.start()
-        try:
+        with beside(self._watch):
             yield
-        finally:
-            stop.set()
-            thread.join()
 
     def _watch(self, stop: threading.Event) -> None:
         others = [rank for rank in range(self.size) if rank != self.rank] if self.first else [0]
