@@ -30,6 +30,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "megatron-args": (".megatron_args", "Print the Megatron flags that a model needs."),
 }
 
+# A plan of a large model is a million small objects without cycles: the collector would walk over them again and again.
+PLANNED = 500_000
+
 
 class LazyGroup(click.Group):
     """Imports a command's module when the command is used."""
@@ -64,5 +67,5 @@ def main() -> None:
     """Entry point of the console script."""
     from .boundary import run
 
-    gc.disable()  # a plan of a large model is a million small objects without cycles; the process ends when it is done
+    gc.set_threshold(PLANNED, 50, 100)
     sys.exit(run(cli, sys.argv[1:]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +103,6 @@ def command(
 
     if (prompts is None) == (samples is None):
         raise click.UsageError("give one of --prompts and --samples")
-    gc.enable()  # off for commands that end soon (see cli.main); tuning may go on for days
     goal = resolve(target)
     job = Job(
         target=goal,
