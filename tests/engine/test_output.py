@@ -224,7 +224,11 @@ with output_directory(root / "target", program.nbytes) as partial:
 def child(how: str, root: Path) -> subprocess.Popen[str]:
     (root / "source").write_bytes(os.urandom(1 << 20))
     command = [sys.executable, "-c", CHILD, how, str(root)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, heard)
 
 
 def test_a_real_file_size_limit(tmp_path: Path) -> None:
