@@ -7,6 +7,7 @@ basic and multipart uploads, commits, branches, pull requests. Nothing here asks
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -68,6 +69,14 @@ class State:
     most_active: int = 0
 
 
+class _Quiet(ThreadingHTTPServer):
+    """Clients hang up in the middle, and a command's standard error is ours as well; what else goes wrong is shown."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
 class HubServer:
     """The server; its address is known at once, it answers from `start` on."""
 
@@ -81,7 +90,7 @@ class HubServer:
         class Bound(Handler):
             server_state = property(lambda _: hub)  # type: ignore[assignment]
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Bound)
+        self.http = _Quiet(("127.0.0.1", 0), Bound)
         self.http.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self.http.server_address[1]}"
         self.thread: threading.Thread | None = None
