@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..errors import CkptError, error
@@ -11,6 +13,19 @@ from .moves import Cast, Dequant, Move, Scale
 
 if TYPE_CHECKING:
     import torch
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """While the block runs, torch works in the thread that calls it: the engine's threads share the cores already."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def cast_bytes(data: memoryview, cast: Cast) -> memoryview:

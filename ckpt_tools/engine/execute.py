@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from ..refs.ranges import ranges_of
-from .cast import transformed
+from .cast import one_thread_each, transformed
 from .codecs import Decode, Encode, run_decode, run_encode
 from .files import Handles, copy_range, read_exactly, write_exactly
 from .moves import Move
@@ -187,7 +188,7 @@ def _perform(program: Program, root: Path, share: Share, progress: Progress | No
         finally:
             worker.close()
 
-    with ThreadPoolExecutor(threads) as pool:
+    with one_thread_each() if program.casts else nullcontext(), ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(work) for _ in range(threads)]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
