@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from .mapping.detect import Detected
-from .mapping.rules import Naming, Table, hf_shapes, megatron_shapes
+from .mapping.rules import Naming, State, Table, hf_shapes, megatron_shapes, state_keys
 from .report import Report, listed
 from .stores.hf_folder import HfFolder
 from .stores.torch_dist.metadata import Entry
@@ -80,6 +80,7 @@ def check_megatron(store: TorchDist, table: Table, detected: Detected, what: str
         if name in keys and store.contents.tensors[name].shape != shape:
             shape_differs(report, name, where, shape, store.contents.tensors[name].shape)
     _check_aliases(store, aliases)
+    _check_states(store, table, detected.naming.stacked)
     if store.training_keys:
         report.note(
             "training-state",
@@ -115,6 +116,25 @@ def _check_aliases(store: TorchDist, aliases: Mapping[str, str]) -> None:
 
 def _frames(entry: Entry) -> set[object]:
     return {box.stored for box in entry.boxes}
+
+
+def _check_states(store: TorchDist, table: Table, stacked: bool) -> None:
+    """A module whose `_extra_state` is stored for some layers only lost the others: strict Megatron refuses to load it."""
+    absent: list[str] = []
+    for state in table.states:
+        for spelling in state.spellings:
+            keys = state_keys(Table((), (State((spelling,), state.axes),)), Naming(stacked))
+            gone = [key for key in keys if key not in store.contents.objects]
+            absent += gone if len(gone) < len(keys) else []
+    if absent:
+        store.report.note(
+            "extra-state-partial",
+            f"{len(absent)} _extra_state objects are not there, of modules that have them in other layers",
+            where=str(store.root),
+            expected="one per layer, or none",
+            actual=f"absent: {listed(absent)}",
+            fix="the weights are complete; where Megatron insists, convert to Hugging Face and back",
+        )
 
 
 def _missing(report: Report, names: list[str], where: str, what: str) -> None:
