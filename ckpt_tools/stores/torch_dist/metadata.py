@@ -26,8 +26,7 @@ class Stored(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """One chunk of a tensor and its frame."""
 
     origin: Shape
