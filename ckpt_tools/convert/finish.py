@@ -58,7 +58,9 @@ def _manifest(model: Model, plan: Plan, duplicates: set[str]) -> dict[str, Any]:
     return {
         "family": model.family.name,
         "stored_duplicates": sorted(duplicates),
-        "variants": {v.kind: model.chosen[v.kind] for v in model.family.variants if v.side == HF_SIDE},
+        "variants": {
+            v.kind: model.chosen[v.kind] for v in model.family.variants if v.side == HF_SIDE or not v.marks(model.dims)
+        },
         "dtypes": plan.dtypes,
         "quantised": sorted(name for name in model.scales if name + BLOCK_SCALE in model.store.tensors),
     }

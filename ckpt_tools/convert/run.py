@@ -6,20 +6,21 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from ..checks import MTP_UNMAPPED
 from ..engine.execute import Timing
 from ..engine.memory import expected_peak
 from ..engine.output import check_space, check_target, space_for, to_write
 from ..engine.ranks import ALONE, Ranks
 from ..errors import CkptError, UsageProblem, error
 from ..families.limits import inexpressible, inexpressible_rope
-from ..model import Model, open_model
+from ..model import Model, describe, open_store
 from ..report import Outcome, Report
 from ..stores.hf_folder import is_hf_folder
 from ..stores.torch_dist.reader import is_torch_dist
 from .companions import Companions, companions_of
 from .duplicates import settle_duplicates
 from .mtp import mtp_to_write
-from .options import HF, TORCH_DIST, Options, Result
+from .options import HF, MTP_DROP, TORCH_DIST, Options, Result
 from .plan import Plan
 from .to_hf import plan_hf
 from .to_megatron import plan_megatron
@@ -41,7 +42,7 @@ def convert(
     """
     began = time.perf_counter()
     check_target(source, target, options.overwrite, is_checkpoint)
-    model = open_model(source, options.hf_config, options.variants)
+    model = _open(source, options)
     to = TORCH_DIST if model.is_hf else HF
     if options.to not in (None, to):
         raise error(
@@ -66,6 +67,19 @@ def convert(
     timing = write(model, plan, options, duplicates, companions, result, starting or _silent, ranks)
     _record(result, timing, began)
     return Outcome(result, report.findings)
+
+
+def _open(source: Path, options: Options) -> Model:
+    """As `open_model`; layers that are to be left out need no place."""
+    model = describe(open_store(source), options.hf_config, options.variants)
+    report = model.store.report
+    if options.mtp in (MTP_DROP, 0):
+        report.findings = [
+            replace(finding, severity="warning", fix="") if finding.code == MTP_UNMAPPED else finding
+            for finding in report.findings
+        ]
+    report.raise_errors()
+    return model
 
 
 def _silent(total: int) -> None:
