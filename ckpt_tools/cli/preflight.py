@@ -11,8 +11,7 @@ from ..errors import ExitCode
 from ..launch.preflight import Preflight, preflight
 from ..launch.releases import LATEST
 from .options import talking
-from .output import Output, human_bytes
-from .verify_draft import short
+from .output import Output, human_bytes, short
 
 
 def variables(pairs: tuple[str, ...]) -> dict[str, str]:
