@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from .mapping.detect import Detected
-from .mapping.rules import Naming, Table, hf_shapes, megatron_shapes
+from .mapping.rules import Naming, Table, megatron_shapes
 from .report import Report, listed
 from .stores.hf_folder import HfFolder
 from .stores.torch_dist.metadata import Entry
@@ -15,16 +15,22 @@ Shape = tuple[int, ...]
 
 
 def check_hf(
-    folder: HfFolder, table: Table, what: str, scales: set[str], towers: tuple[tuple[str, ...], ...]
+    folder: HfFolder,
+    table: Table,
+    expected: Mapping[str, Shape],
+    what: str,
+    scales: set[str],
+    towers: tuple[tuple[str, ...], ...],
 ) -> list[str]:
-    """Report missing, extra and mis-shaped tensors; returns the names that belong to other towers (vision, audio)."""
-    expected = hf_shapes(table)
-    optional: dict[str, Shape | None] = {d.hf: expected[d.of] for d in table.duplicates}
-    optional |= dict.fromkeys((*table.recomputed, *scales))
-    where, report = str(folder.root), folder.report
-    missing = [name for name in expected if name not in folder.tensors]
-    others = [name for name in folder.tensors if name not in expected and name not in optional]
-    apart = [name for name in others if in_tower(name, towers)]
+    """Report missing, extra and mis-shaped tensors; returns the names that belong to other towers (vision, audio).
+
+    `expected` are the shapes of the table's own tensors (`hf_shapes`).
+    """
+    where, report, tensors = str(folder.root), folder.report, folder.tensors
+    duplicates = {d.hf: expected[d.of] for d in table.duplicates}
+    missing = [name for name in expected if name not in tensors]
+    others = tensors.keys() - expected.keys() - duplicates.keys() - scales - set(table.recomputed)
+    apart = [name for name in tensors if name in others and in_tower(name, towers)] if others else []
     if missing == ["lm_head.weight"]:
         report.error(
             "lm-head-missing",
@@ -36,17 +42,18 @@ def check_hf(
         )
     elif missing:
         _missing(report, missing, where, what)
-    if extra := sorted(set(others) - set(apart)):
+    if extra := sorted(others - set(apart)):
         _extra(report, extra, where, what)
-    if dropped := [name for name in table.recomputed if name in folder.tensors]:
+    if dropped := [name for name in table.recomputed if name in tensors]:
         report.note(
             "buffers-recomputed",
             f"{len(dropped)} rotary buffers follow from the config and are not copied",
             where=where,
         )
-    for name, shape in {**expected, **optional}.items():
-        if shape is not None and name in folder.tensors and folder.tensors[name].shape != shape:
-            shape_differs(report, name, where, shape, folder.tensors[name].shape)
+    for shapes in (expected, duplicates):
+        for name, shape in shapes.items():
+            if name in tensors and tensors[name].shape != shape:
+                shape_differs(report, name, where, shape, tensors[name].shape)
     return apart
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,13 +134,12 @@ def _config_of(store: HfFolder | TorchDist, hf_config: Path | None) -> tuple[dic
     )
 
 
-def _detected_variants(model: Model, side: str, names: Iterable[str]) -> dict[str, str]:
-    present = set(names)
-    found = {v.kind: v.detect(model.dims, present) for v in model.family.variants if v.side == side}
+def _detected_variants(model: Model, side: str, names: Set[str]) -> dict[str, str]:
+    found = {v.kind: v.detect(model.dims, names) for v in model.family.variants if v.side == side}
     return {kind: option for kind, option in found.items() if option is not None}
 
 
-def _count_mtp(model: Model, names: set[str], report: Report) -> int:
+def _count_mtp(model: Model, names: Set[str], report: Report) -> int:
     """MTP layers by their tensors; they must be numbered from 0 without a gap, and not more than names can tell apart."""
     family, where = model.family, str(model.store.root)
     probe = model.table_with(family.mtp_limit if family.mtp_field else 0, model.stored_vocab)
@@ -158,8 +157,8 @@ def _count_mtp(model: Model, names: set[str], report: Report) -> int:
 
 
 def _describe_hf(model: Model, folder: HfFolder) -> None:
-    model.chosen |= _detected_variants(model, HF, folder.tensors)
-    model.mtp = _count_mtp(model, set(folder.tensors), folder.report)
+    model.chosen |= _detected_variants(model, HF, folder.tensors.keys())
+    model.mtp = _count_mtp(model, folder.tensors.keys(), folder.report)
     model.table = model.table_with(model.mtp)
     expected = hf_shapes(model.table)
     model.scales = read_scales(
@@ -170,8 +169,7 @@ def _describe_hf(model: Model, folder: HfFolder) -> None:
         model.family.own_quantisation,
     )
     what = f"{model.family.name} with {model.mtp} MTP layers"
-    accounted = scale_names(folder)
-    model.towers = check_hf(folder, model.table, what, accounted, model.family.other_towers)
+    model.towers = check_hf(folder, model.table, expected, what, scale_names(folder), model.family.other_towers)
 
 
 def _describe_torch_dist(model: Model, store: TorchDist) -> None:

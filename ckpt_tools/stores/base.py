@@ -49,11 +49,12 @@ class Source:
 
 
 class Literal(NamedTuple):
-    """Bytes that belong at a place of a destination file: headers, zip records, objects."""
+    """Bytes that belong at a place of a destination file, and `zeros` after them: headers, zip records, objects."""
 
     file: int
     offset: int
     data: bytes
+    zeros: int = 0
 
 
 @dataclass(slots=True)
