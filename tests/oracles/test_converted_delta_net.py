@@ -28,8 +28,8 @@ from ckpt_tools.mapping.rules import Rule
 
 from ..checkpoints import assert_same, hf_tensors
 from .conversions import BF16, Case, Results, World, assert_agreed, assert_broken, assert_loaded
+from .megatron.configs import tiny_config
 from .megatron.hf import num_experts
-from .megatron.tiny import tiny_config
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 

@@ -40,8 +40,8 @@ from ckpt_tools.mapping.rules import Axis, Rule
 
 from ..checkpoints import assert_same, hf_tensors, megatron_tensors
 from .conversions import BF16, Case, Results, Step, World, assert_agreed, assert_broken, assert_loaded
+from .megatron.configs import tiny_config
 from .megatron.hf import mtp_layers
-from .megatron.tiny import tiny_config
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
