@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from ckpt_tools.convert import Options, convert
 
+from ..checkpoints import assert_same, hf_tensors
 from .megatron.hf import HfConfig, read_config, read_tensors
 from .megatron.reference import expected_parameters
 from .megatron.run import run_job
@@ -92,6 +93,29 @@ class World:
         """The results of named steps, all run in one job under a layout."""
         named = dict(steps)
         return dict(zip(named, run_job({**layout, "steps": list(named.values())})["steps"], strict=True))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What real Megatron loaded from the converter's output, and the world of what it saved of that."""
+
+    results: Results
+    world: World
+
+    @classmethod
+    def of(cls, world: World, names: Iterable[str], **layout: int) -> Saved:
+        """Load and save under a layout, in one job."""
+        again = replace(world, converted_to="saved")
+        steps = [(f"load {name}", world.step(name, "load")) for name in names]
+        steps += [(f"save {name}", again.step(name, "save", content_metadata={})) for name in names]
+        return cls(world.judge(steps, **layout), again)
+
+    def assert_converts_back(self, name: str, out: Path) -> None:
+        """It was loaded whole, and what was saved of it converts to the original's bits."""
+        assert_loaded(self.results[f"load {name}"])
+        source = self.world.hf(name)
+        convert(self.world.iteration(name), out, Options(hf_config=source))
+        assert_same(hf_tensors(out), hf_tensors(source))
 
 
 def assert_loaded(result: dict[str, Any]) -> None:

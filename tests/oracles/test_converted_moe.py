@@ -32,14 +32,14 @@ from typing import Any
 import pytest
 import torch
 
-from ckpt_tools.convert import Options, convert
+from ckpt_tools.convert import Options
 from ckpt_tools.families import blocks, moe
 from ckpt_tools.families.dims import Dims
 from ckpt_tools.mapping.arrangement import Arrangement, Block
 from ckpt_tools.mapping.rules import Axis, Rule
 
-from ..checkpoints import assert_same, hf_tensors, megatron_tensors
-from .conversions import BF16, Case, Results, Step, World, assert_agreed, assert_broken, assert_loaded
+from ..checkpoints import megatron_tensors
+from .conversions import BF16, Case, Results, Saved, Step, World, assert_agreed, assert_broken, assert_loaded
 from .megatron.configs import tiny_config
 from .megatron.hf import mtp_layers
 
@@ -123,12 +123,8 @@ def two_stages(world: World) -> Results:
 
 
 @pytest.fixture(scope="module")
-def saved(world: World) -> tuple[Results, World]:
-    """What real Megatron under TP2 x EP2 loads from the converter's output and saves."""
-    again = replace(world, converted_to="saved")
-    steps = [(f"load {name}", world.step(name, "load")) for name in CASES]
-    steps += [(f"save {name}", again.step(name, "save", content_metadata={})) for name in CASES]
-    return world.judge(steps, tp=2, ep=2), again
+def saved(world: World) -> Saved:
+    return Saved.of(world, CASES, tp=2, ep=2)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -164,14 +160,8 @@ def test_logits_agree(one_rank: Results, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_four_ranks_save_converts_back_to_the_bits(
-    saved: tuple[Results, World], tmp_path: Path, name: str
-) -> None:
-    results, world = saved
-    assert_loaded(results[f"load {name}"])
-    source = world.hf(name)
-    convert(world.iteration(name), tmp_path / "hf", Options(hf_config=source))
-    assert_same(hf_tensors(tmp_path / "hf"), hf_tensors(source))
+def test_what_four_ranks_save_converts_back_to_the_bits(saved: Saved, tmp_path: Path, name: str) -> None:
+    saved.assert_converts_back(name, tmp_path / "hf")
 
 
 @pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3", "glm4_moe_lite"])
