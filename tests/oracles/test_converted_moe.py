@@ -4,6 +4,7 @@
 |---------------------------------------------|---------------------------|--------------|--------------------------|
 | qwen3_moe, renormalised routing or not      | bit-equal in every layout | transformers | -                        |
 | glm4_moe (grouped attention, partial rope)  | bit-equal in every layout | transformers | transformers' MtpModel   |
+| bailing_moe (joint qkv, groups of experts)  | bit-equal in every layout | transformers | transformers' MtpModel   |
 | deepseek_v3 (latent, groups of experts)     | bit-equal in every layout | transformers | transformers' MtpModel   |
 | deepseek_v3 without a query rank (Moonlight)| bit-equal in every layout | transformers | -                        |
 | glm4_moe_lite (latent)                      | bit-equal in every layout | transformers | transformers' MtpModel   |
@@ -52,6 +53,8 @@ CASES = {
     "qwen3_moe-mixed": Case(tiny_config("qwen3_moe", mlp_only_layers=[1, 2], norm_topk_prob=False)),
     "glm4_moe": Case(tiny_config("glm4_moe"), UNPADDED, padded_vocab=96),
     "glm4_moe-air": Case(tiny_config("glm4_moe", use_qk_norm=False, n_shared_experts=2), dtype=BF16),
+    "ling": Case(tiny_config("bailing_moe")),
+    "ring-bias": Case(tiny_config("bailing_moe", use_qkv_bias=True, n_group=1, topk_group=1, num_experts_per_tok=2)),
     "deepseek_v3": Case(tiny_config("deepseek_v3")),
     "deepseek_v3-bf16": Case(tiny_config("deepseek_v3", num_nextn_predict_layers=2), dtype=BF16),
     "moonlight": Case(tiny_config("deepseek_v3", q_lora_rank=None, num_nextn_predict_layers=0)),

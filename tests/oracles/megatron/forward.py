@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
-from .hf import DELTA_NET, HfConfig, Tensors, is_tied, mtp_layers, num_experts, read_config, read_tensors
+from .hf import (
+    DELTA_NET,
+    HfConfig,
+    Tensors,
+    is_tied,
+    mtp_layers,
+    num_experts,
+    read_config,
+    read_tensors,
+    stored_config,
+    stored_tensors,
+)
+from .ling import is_ling
 
 BASE = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mimo": "Qwen2"}
 
@@ -64,10 +79,22 @@ def _build_dense(config: HfConfig, tensors: Tensors) -> Any:
     return model
 
 
+def _load_ling(folder: str | Path) -> Any:
+    """A Ling folder as `sarvam_moe`, whose names transformers knows but for the MTP layer's last norm."""
+    renamed = {name.replace(".final_layernorm.", ".shared_head.norm."): t for name, t in stored_tensors(folder).items()}
+    config = stored_config(folder) | {"model_type": "sarvam_moe", "architectures": ["Glm4MoeForCausalLM"]}
+    copy = Path(tempfile.mkdtemp(dir=Path(folder).parent))
+    (copy / "config.json").write_text(json.dumps(config))
+    save_file(renamed, copy / "model.safetensors", {"format": "pt"})
+    return _load_folder(copy)
+
+
 def _load_folder(folder: str | Path) -> Any:
     """transformers packs the experts while it loads, so it loads the folder itself; only MTP tensors may be left over."""
     import transformers
 
+    if is_ling(stored_config(folder)):
+        return _load_ling(folder)
     loader: Any = transformers.AutoModelForCausalLM
     logging: Any = transformers.logging
     logging.set_verbosity_error()

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from . import ling
+
 HfConfig = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 
@@ -19,13 +21,25 @@ DELTA_NET = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 QWEN_MOE = ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
 
 
-def read_config(folder: str | Path) -> HfConfig:
+def stored_config(folder: str | Path) -> HfConfig:
     """The folder's config.json."""
     config: HfConfig = json.loads((Path(folder) / "config.json").read_text())
     return config
 
 
+def read_config(folder: str | Path) -> HfConfig:
+    """The folder's config.json, Ling's in GLM-4.5's words."""
+    config = stored_config(folder)
+    return ling.glm_config(config) if ling.is_ling(config) else config
+
+
 def read_tensors(folder: str | Path) -> Tensors:
+    """All tensors of the folder, Ling's in GLM-4.5's words."""
+    config, tensors = stored_config(folder), stored_tensors(folder)
+    return ling.glm_tensors(config, tensors) if ling.is_ling(config) else tensors
+
+
+def stored_tensors(folder: str | Path) -> Tensors:
     """All tensors of the folder's safetensors files (those the index names, or every file without an index)."""
     folder = Path(folder)
     index = folder / "model.safetensors.index.json"
@@ -62,7 +76,7 @@ def is_tied(config: HfConfig) -> bool:
 
 def mtp_layers(config: HfConfig) -> int:
     """The number of multi-token prediction layers the config declares, in the families that have any."""
-    if config["model_type"] not in ("mimo", *NEXTN, *DELTA_NET):
+    if config["model_type"] not in ("mimo", *NEXTN, *DELTA_NET, *ling.LING):
         return 0
     return int(config.get("num_nextn_predict_layers") or config.get("mtp_num_hidden_layers") or 0)
 

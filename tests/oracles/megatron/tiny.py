@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from . import ling
 from .hf import DELTA_NET, HfConfig, Tensors, mtp_layers
 from .shapes import model_shapes
 
@@ -22,6 +23,8 @@ def tiny_tensors(config: HfConfig, *, dtype: torch.dtype = torch.float32, seed: 
 
     Norms are around 1, those that multiply by 1 + w around 0.
     """
+    if ling.is_ling(config):
+        return ling.ling_tensors(tiny_tensors(ling.glm_config(config), dtype=dtype, seed=seed))
     centre = 0.0 if config["model_type"] in DELTA_NET else 1.0
     tensors = {name: _random(name, shape, seed, centre) for name, shape in model_shapes(config).items()}
     tensors = {name: t if name.endswith("correction_bias") else t.to(dtype) for name, t in tensors.items()}
