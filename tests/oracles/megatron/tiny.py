@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from . import ling
-from .hf import DELTA_NET, HfConfig, Tensors, mtp_layers
+from . import hybrid, ling, step
+from .hf import ZERO_CENTRED, HfConfig, Tensors, mtp_layers
 from .shapes import model_shapes
 
 # Families whose releases repeat the embedding and the head inside the MTP layer.
@@ -25,9 +25,15 @@ def tiny_tensors(config: HfConfig, *, dtype: torch.dtype = torch.float32, seed: 
     """
     if ling.is_ling(config):
         return ling.ling_tensors(tiny_tensors(ling.glm_config(config), dtype=dtype, seed=seed))
-    centre = 0.0 if config["model_type"] in DELTA_NET else 1.0
-    tensors = {name: _random(name, shape, seed, centre) for name, shape in model_shapes(config).items()}
-    tensors = {name: t if name.endswith("correction_bias") else t.to(dtype) for name, t in tensors.items()}
+    centre = 0.0 if config["model_type"] in ZERO_CENTRED else 1.0
+    own = {**dict.fromkeys(step.STEP, step.model_shapes), **dict.fromkeys(hybrid.HYBRID, hybrid.model_shapes)}
+    shapes = own.get(config["model_type"], model_shapes)(config)
+    tensors = {name: _random(name, shape, seed, centre) for name, shape in shapes.items()}
+    biases = ("correction_bias", "router_bias")
+    tensors = {name: t if name.endswith(biases) else t.to(dtype) for name, t in tensors.items()}
+    if step.is_step(config):
+        ends = (f"model.layers.{config['num_hidden_layers'] + i}{step.COPY}" for i in range(mtp_layers(config)))
+        tensors |= {name: tensors["lm_head.weight"].clone() for name in ends}
     if config["model_type"] in REPEATS_OUTER:
         for i in range(mtp_layers(config)):
             at = f"model.layers.{config['num_hidden_layers'] + i}."
