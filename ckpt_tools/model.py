@@ -23,6 +23,7 @@ from .stores.hf_folder import CONFIG, HfFolder, is_hf_folder, open_folder, read_
 from .stores.torch_dist.reader import TorchDist, is_torch_dist, open_checkpoint
 
 HF_COPY = "hf"  # inside the iteration directory: the config and sidecars that came with the weights
+HALVES, SLIME = "mtp_halves", "slime"
 EMBEDDING = "embedding.word_embeddings.weight"
 
 
@@ -113,7 +114,7 @@ def describe(store: HfFolder | TorchDist, hf_config: Path | None = None, variant
         store.report.raise_errors()
         _describe_hf(model, store)
     else:
-        _describe_torch_dist(model, store)
+        _describe_torch_dist(model, store, variants)
     return model
 
 
@@ -172,16 +173,33 @@ def _describe_hf(model: Model, folder: HfFolder) -> None:
     model.towers = check_hf(folder, model.table, expected, what, scale_names(folder), model.family.other_towers)
 
 
-def _describe_torch_dist(model: Model, store: TorchDist) -> None:
+def _describe_torch_dist(model: Model, store: TorchDist, variants: Variants) -> None:
     keys = store.model_keys
     model.reference = reference_of(model.config_path)
-    model.chosen |= dict(model.reference.variants) | _detected_variants(model, HF, model.reference.names)
+    recorded = {kind: value for kind, value in model.reference.variants.items() if kind not in variants}
+    model.chosen |= recorded | _detected_variants(model, HF, model.reference.names)
     model.chosen |= _detected_variants(model, MEGATRON, keys) | dict(model.family.exports)
     _check_vocabulary(model, store)
     model.mtp = _count_mtp(model, keys, store.report)
     model.table = model.table_with(model.mtp, model.stored_vocab)
     model.detected = detect(model.table, keys)
     check_megatron(store, model.table, model.detected, f"{model.family.name} with {model.mtp} MTP layers")
+    if model.mtp and HALVES in model.chosen and HALVES not in {**variants, **recorded}:
+        _check_halves(model, store)
+
+
+def _check_halves(model: Model, store: TorchDist) -> None:
+    """No key tells in which order the joint projection reads its halves; that slime wrote the rest does make one doubt."""
+    if SLIME not in model.chosen.values() and "slime" not in str(store.argument("spec")):
+        return
+    store.report.warn(
+        "eh-proj-order",
+        "slime wrote this, and slime exchanges the halves of this family's joint projection; they are read as they are",
+        where=str(store.root),
+        expected="--mtp-halves swapped if slime converted the weights, straight if ckpt-tools did",
+        actual="neither is asked for",
+        fix="say which; a head with exchanged halves loads and drafts noise",
+    )
 
 
 def _check_vocabulary(model: Model, store: TorchDist) -> None:

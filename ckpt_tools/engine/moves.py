@@ -71,6 +71,10 @@ class Move(NamedTuple):
         """Bytes written."""
         return self.target_width * self.rows
 
+    @property
+    def nbytes_read(self) -> int:
+        return self.width * self.rows
+
 
 def some_rows(move: Move, first: int, count: int) -> Move:
     """`count` rows of a move from row `first` on."""
