@@ -26,7 +26,7 @@ class Fault:
     """What goes wrong with the next `times` requests that match: a status, a dropped connection, changed bytes.
 
     `kind` is a status code, "drop" (the connection closes after `after` bytes of the body), "corrupt" (a byte is changed on
-    the way) or "ignore-range" (the whole file is sent).
+    the way), "ignore-range" (the whole file is sent) or "lost" (a commit is made and its answer is not sent).
     """
 
     kind: int | str
