@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from .stores.hf_folder import HfFolder
 from .stores.sidecars import MANIFEST
 from .stores.torch_dist.metadata import Entry
 from .stores.torch_dist.reader import TorchDist, is_training_state, locate
+
+INDEX = re.compile(r"(?<![^.])([0-9]+)(?![^.])")  # a whole segment of a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +158,14 @@ def _check_deep(model: Model) -> None:
 
 def fold(tensors: Iterable[tuple[str, str, Shape]]) -> list[Folded]:
     """Group tensors whose names differ only in numeric segments and whose dtype and shape agree."""
-    groups: dict[tuple[str, str, Shape], list[tuple[str, ...]]] = {}
+    groups: dict[tuple[tuple[str, ...], str, Shape], list[list[str]]] = {}
     for name, dtype, shape in tensors:
-        segments = tuple(name.split("."))
-        key = ".".join("{}" if segment.isdigit() else segment for segment in segments)
-        groups.setdefault((key, dtype, shape), []).append(tuple(s for s in segments if s.isdigit()))
+        pieces = INDEX.split(name)  # text, number, text, ..., text
+        groups.setdefault((tuple(pieces[::2]), dtype, shape), []).append(pieces[1::2])
     folded = []
-    for (key, dtype, shape), indices in groups.items():
-        columns = [sorted({int(values[i]) for values in indices}) for i in range(len(indices[0]))]
+    for ((first, *texts), dtype, shape), indices in groups.items():
+        columns = (ranges(map(int, set(column))) for column in zip(*indices, strict=True))
+        name = first + "".join(chain.from_iterable(zip(columns, texts, strict=True)))
         single = Tensor("", dtype, shape, ()).nbytes
-        folded.append(Folded(key.format(*map(ranges, columns)), dtype, shape, len(indices), single * len(indices)))
+        folded.append(Folded(name, dtype, shape, len(indices), single * len(indices)))
     return folded

@@ -37,6 +37,8 @@ NONE: Variants = {}
 # What a family's mapping is held against, beyond the names and shapes of its releases and an exact round trip.
 LOGITS = "Megatron's logits equal transformers'"
 MTP_LOGITS = "Megatron's logits and MTP logits equal transformers'"
+GATED_LOGITS = "Megatron's logits and MTP logits, head gates added to its attention, equal transformers'"
+HYBRID_LOGITS = "Megatron's logits, its CUDA kernels restated, equal transformers'; MTP: an independent statement"
 STATED = "an independent statement of every tensor"
 
 

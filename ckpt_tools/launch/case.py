@@ -46,7 +46,6 @@ class Case:
     stored: Model | None = None
     draft: Path | None = None
     head: DraftSpec | None = None
-    allow_vocab_padding: bool = False
     report: Report = field(default_factory=Report)
     checks: list[Check] = field(default_factory=list)
     unread: set[str] = field(default_factory=set)
