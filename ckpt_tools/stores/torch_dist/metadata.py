@@ -5,14 +5,15 @@ A pickle of `torch.distributed.checkpoint.metadata.Metadata`; field names are th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 from ...errors import CkptError, error
 from ...mapping.arrangement import Shape
 from ..dtypes import BY_TORCH
+from .constructors import ITEMS, Sealed
 from .pickles import Inert, loads
 
 DCP = "torch.distributed.checkpoint.metadata"
@@ -53,27 +54,27 @@ class Contents:
     objects: dict[str, Stored]
 
 
-class _State:
+class _State(metaclass=Sealed):
     """Stand-in for a dataclass of the format: its pickled attributes."""
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__.update(state if isinstance(state, dict) else {"raw": state})
 
 
-class _Index:
+class _Index(metaclass=Sealed):
     """MetadataIndex. Torch hashes it by (fqn, offset); as a key of a pickled mapping it is there once, so identity will do."""
 
     fqn: str
     offset: Shape | None = None  # torch leaves a default out of the pickled attributes
 
 
-def _kind(name: str) -> type[_State]:
-    return type(name, (_State,), {})
+def _kind(name: str) -> Sealed:
+    return Sealed(name, (_State,), {})
 
 
-def _bare(name: str) -> type:
+def _bare(name: str) -> Sealed:
     """A stand-in of which there are very many: the unpickler fills its attributes itself, without a call."""
-    return type(name, (), {})
+    return Sealed(name, (), {})
 
 
 _Tensor, _Bytes = _kind("TensorStorageMetadata"), _kind("BytesStorageMetadata")
@@ -97,7 +98,7 @@ def parse(data: bytes, where: str) -> tuple[Contents, list[str]]:
     files: set[str] = set()
     try:
         stored = {
-            (index.fqn, None if index.offset is None else tuple(index.offset)): _place(info, files)
+            (_text(index.fqn), None if index.offset is None else _sizes(index.offset)): _place(info, files)
             for index, info in value.storage_data.items()
         }
         tensors: dict[str, Entry] = {}
@@ -123,7 +124,7 @@ def parse(data: bytes, where: str) -> tuple[Contents, list[str]]:
 def _entry(name: str, item: Any, stored: dict[tuple[str, Shape | None], Stored]) -> Entry:
     properties = item.properties
     dtype = properties.raw[0] if hasattr(properties, "raw") else properties.dtype
-    torch_name = dtype.__qualname__ if isinstance(dtype, type) and issubclass(dtype, Inert) else str(dtype)
+    torch_name = dtype.__qualname__ if isinstance(dtype, type) and issubclass(dtype, Inert) else _text(dtype)
     boxes = tuple(
         Box(_sizes(chunk.offsets), _sizes(chunk.sizes), stored[name, tuple(chunk.offsets)]) for chunk in item.chunks
     )
@@ -133,11 +134,16 @@ def _entry(name: str, item: Any, stored: dict[tuple[str, Shape | None], Stored])
     return Entry(name, BY_TORCH[torch_name].name, shape, boxes)
 
 
-def _sizes(values: Iterable[Any]) -> Shape:
-    sizes = tuple(values)
-    if set(map(type, sizes)) - {int} or (sizes and min(sizes) < 0):
-        raise ValueError(f"{list(sizes)} are no sizes")
-    return sizes
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{shortened(value)} is no name")
+    return value
+
+
+def _sizes(values: Any) -> Shape:
+    if not isinstance(values, ITEMS) or set(map(type, values)) - {int} or (values and min(values) < 0):
+        raise ValueError(f"{shortened(values)} are no sizes")
+    return tuple(values)
 
 
 def _place(info: Any, files: set[str]) -> Stored:
