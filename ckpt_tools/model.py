@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from .checks import check_hf, check_megatron, shape_differs
 from .engine.moves import Scale
 from .errors import NotFound, error
 from .families import family_of
-from .families.base import HF, MEGATRON, NONE, Family, Variants
+from .families.base import HF, MEGATRON, NO_SHAPES, NONE, Family, Variants
 from .families.config import Fields
 from .families.dims import Dims
+from .mapping.arrangement import Shape
 from .mapping.detect import Detected, detect, mtp_layers_present
 from .mapping.rules import Bound, Naming, Table, expand, hf_shapes
 from .quantised import read_scales, scale_names
@@ -134,9 +135,11 @@ def _config_of(store: HfFolder | TorchDist, hf_config: Path | None) -> tuple[dic
     )
 
 
-def _detected_variants(model: Model, side: str, names: Iterable[str]) -> dict[str, str]:
+def _detected_variants(
+    model: Model, side: str, names: Iterable[str], shapes: Mapping[str, Shape] = NO_SHAPES
+) -> dict[str, str]:
     present = set(names)
-    found = {v.kind: v.detect(model.dims, present) for v in model.family.variants if v.side == side}
+    found = {v.kind: v.detect(model.dims, present, shapes) for v in model.family.variants if v.side == side}
     return {kind: option for kind, option in found.items() if option is not None}
 
 
@@ -158,7 +161,8 @@ def _count_mtp(model: Model, names: set[str], report: Report) -> int:
 
 
 def _describe_hf(model: Model, folder: HfFolder) -> None:
-    model.chosen |= _detected_variants(model, HF, folder.tensors)
+    shapes = {name: tensor.shape for name, tensor in folder.tensors.items()}
+    model.chosen |= _detected_variants(model, HF, folder.tensors, shapes)
     model.mtp = _count_mtp(model, set(folder.tensors), folder.report)
     model.table = model.table_with(model.mtp)
     expected = hf_shapes(model.table)
@@ -177,7 +181,8 @@ def _describe_hf(model: Model, folder: HfFolder) -> None:
 def _describe_torch_dist(model: Model, store: TorchDist) -> None:
     keys = store.model_keys
     model.reference = reference_of(model.config_path)
-    model.chosen |= dict(model.reference.variants) | _detected_variants(model, HF, model.reference.names)
+    original = model.reference
+    model.chosen |= dict(original.variants) | _detected_variants(model, HF, original.names, original.shapes)
     model.chosen |= _detected_variants(model, MEGATRON, keys) | dict(model.family.exports)
     _check_vocabulary(model, store)
     model.mtp = _count_mtp(model, keys, store.report)

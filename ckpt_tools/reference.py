@@ -17,7 +17,7 @@ BLOCK_SCALE = "_scale_inv"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """`names` and `dtypes` are those of the tensors that were seen; `variants` were recorded by an earlier conversion.
+    """`names`, `dtypes` and `shapes` are of the tensors that were seen; `variants` were recorded by an earlier conversion.
 
     `quantised` are the weights that had block scales.
     """
@@ -26,6 +26,7 @@ class Reference:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
     quantised: frozenset[str] = frozenset()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 CARRIED = "family"  # in the manifest of a carried copy, not in that of a Hugging Face folder
@@ -41,7 +42,8 @@ def reference_of(config_path: Path) -> Reference:
     tensors = open_folder(folder).tensors
     names = frozenset((*indexed, *tensors))
     quantised = frozenset(name for name in names if name + BLOCK_SCALE in names)
-    return Reference(names, {name: tensor.dtype for name, tensor in tensors.items()}, {}, quantised)
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    return Reference(names, dtypes, {}, quantised, {name: tensor.shape for name, tensor in tensors.items()})
 
 
 def _carried(manifest: Mapping[str, Any], path: Path) -> Reference:
