@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .errors import NotFound, error
+from .families.base import unknown_shape
+from .mapping.arrangement import Shape
+from .stores.base import Tensor
 from .stores.dtypes import BY_NAME
 from .stores.hf_folder import INDEX, open_folder, read_json
 from .stores.sidecars import MANIFEST
@@ -17,7 +20,7 @@ BLOCK_SCALE = "_scale_inv"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """`names`, `dtypes` and `shapes` are of the tensors that were seen; `variants` were recorded by an earlier conversion.
+    """`names`, `dtypes` and `shape_of` are of the tensors that were seen; `variants` were recorded by an earlier conversion.
 
     `quantised` are the weights that had block scales.
     """
@@ -26,7 +29,12 @@ class Reference:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
     quantised: frozenset[str] = frozenset()
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shape_of: Callable[[str], Shape | None] = unknown_shape
+
+
+def shape_in(tensors: Mapping[str, Tensor]) -> Callable[[str], Shape | None]:
+    """The shape of a stored tensor by its name, or None."""
+    return lambda name: tensors[name].shape if name in tensors else None
 
 
 CARRIED = "family"  # in the manifest of a carried copy, not in that of a Hugging Face folder
@@ -43,7 +51,7 @@ def reference_of(config_path: Path) -> Reference:
     names = frozenset((*indexed, *tensors))
     quantised = frozenset(name for name in names if name + BLOCK_SCALE in names)
     dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-    return Reference(names, dtypes, {}, quantised, {name: tensor.shape for name, tensor in tensors.items()})
+    return Reference(names, dtypes, {}, quantised, shape_in(tensors))
 
 
 def _carried(manifest: Mapping[str, Any], path: Path) -> Reference:

@@ -11,7 +11,11 @@ from .config import Fields
 from .dims import Dims
 
 HF, MEGATRON = "hf", "megatron"
-NO_SHAPES: Mapping[str, Shape] = {}
+
+
+def unknown_shape(_: str) -> Shape | None:
+    """No stored shape is known."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +32,14 @@ class Variant:
     marks: Callable[[Dims], Mapping[str, tuple[str, ...]]]
     shapes: Callable[[Dims], Mapping[str, Shape]] | None = None
 
-    def detect(self, dims: Dims, names: Set[str], stored: Mapping[str, Shape] = NO_SHAPES) -> str | None:
-        """The option whose names (and shapes, as far as they tell) are present, or None."""
+    def detect(
+        self, dims: Dims, names: Set[str], shape_of: Callable[[str], Shape | None] = unknown_shape
+    ) -> str | None:
+        """The option whose names (and shapes, where those tell) are present, or None."""
         marks, wanted = self.marks(dims), self.shapes(dims) if self.shapes else {}
         for option in self.options:
             for name in marks.get(option, ()):
-                if name in names and (option not in wanted or stored.get(name) == wanted[option]):
+                if name in names and (option not in wanted or shape_of(name) == wanted[option]):
                     return option
         return None
 

@@ -46,7 +46,6 @@ class Case:
     stored: Model | None = None
     draft: Path | None = None
     head: DraftSpec | None = None
-    allow_vocab_padding: bool = False
     report: Report = field(default_factory=Report)
     checks: list[Check] = field(default_factory=list)
     unread: set[str] = field(default_factory=set)
@@ -60,6 +59,11 @@ class Case:
     @property
     def dims(self) -> Dims | None:
         return self.stored.dims if self.stored else self.target.read.dims if self.target else None
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers; 0 if nothing tells."""
+        return self.dims.num_hidden_layers if self.dims else 0
 
     @property
     def config(self) -> dict[str, Any]:

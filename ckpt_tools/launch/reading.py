@@ -35,7 +35,7 @@ def open_case(inputs: Inputs) -> tuple[Case, Path | None]:
         fix = "give --target, --torch-dist, --draft, --script or --args"
         raise error(UsageProblem, "nothing-to-check", "no input is named", fix=fix)
     try:
-        case = Case(release(inputs.sglang_version), allow_vocab_padding=inputs.allow_vocab_padding)
+        case = Case(release(inputs.sglang_version))
     except ValueError as problem:
         raise error(UsageProblem, "server-version", str(problem), fix="name another --sglang-version") from problem
     _read_flags(case, inputs)

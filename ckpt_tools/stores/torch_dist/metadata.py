@@ -5,13 +5,15 @@ A pickle of `torch.distributed.checkpoint.metadata.Metadata`; field names are th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from ...errors import CkptError, error
 from ...mapping.arrangement import Shape
+from ...report import listed
 from ..dtypes import BY_TORCH
 from .pickles import Inert, loads
 
@@ -26,8 +28,7 @@ class Stored(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """One chunk of a tensor and its frame."""
 
     origin: Shape
@@ -94,12 +95,8 @@ _KNOWN: dict[tuple[str, str], Any] = {
 def parse(data: bytes, where: str) -> tuple[Contents, list[str]]:
     """The contents of a `.metadata` pickle and the foreign classes it names; raises CkptError if it is damaged."""
     value, foreign = loads(data, where, _KNOWN)
-    files: set[str] = set()
     try:
-        stored = {
-            (index.fqn, None if index.offset is None else tuple(index.offset)): _place(info, files)
-            for index, info in value.storage_data.items()
-        }
+        stored = _places(value.storage_data)
         tensors: dict[str, Entry] = {}
         objects: dict[str, Stored] = {}
         for name, item in value.state_dict_metadata.items():
@@ -124,27 +121,42 @@ def _entry(name: str, item: Any, stored: dict[tuple[str, Shape | None], Stored])
     properties = item.properties
     dtype = properties.raw[0] if hasattr(properties, "raw") else properties.dtype
     torch_name = dtype.__qualname__ if isinstance(dtype, type) and issubclass(dtype, Inert) else str(dtype)
-    boxes = tuple(
-        Box(_sizes(chunk.offsets), _sizes(chunk.sizes), stored[name, tuple(chunk.offsets)]) for chunk in item.chunks
-    )
     shape = _sizes(item.size)
-    if any(len(box.origin) != len(shape) or len(box.shape) != len(shape) for box in boxes):
+    boxes = _boxes(name, item.chunks, stored)
+    if {len(box.origin) for box in boxes} - {len(shape)} or {len(box.shape) for box in boxes} - {len(shape)}:
         raise ValueError(f"the chunks of {name} have another rank than its shape {list(shape)}")
     return Entry(name, BY_TORCH[torch_name].name, shape, boxes)
 
 
+def _boxes(name: str, chunks: list[Any], stored: dict[tuple[str, Shape | None], Stored]) -> tuple[Box, ...]:
+    """The chunks of a tensor; a large model has tens of thousands, so their numbers are checked all at once."""
+    origins, shapes = [tuple(chunk.offsets) for chunk in chunks], [tuple(chunk.sizes) for chunk in chunks]
+    _check_sizes(list(chain.from_iterable(origins + shapes)))
+    return tuple(Box(origin, shape, stored[name, origin]) for origin, shape in zip(origins, shapes, strict=True))
+
+
 def _sizes(values: Iterable[Any]) -> Shape:
     sizes = tuple(values)
-    if set(map(type, sizes)) - {int} or (sizes and min(sizes) < 0):
-        raise ValueError(f"{list(sizes)} are no sizes")
+    _check_sizes(sizes)
     return sizes
 
 
-def _place(info: Any, files: set[str]) -> Stored:
-    """A frame's place; `files` are names that were found to be inside the directory."""
-    if info.relative_path not in files:
-        path = PurePosixPath(info.relative_path)
+def _check_sizes(sizes: Sequence[Any]) -> None:
+    if set(map(type, sizes)) - {int} or (sizes and min(sizes) < 0):
+        raise ValueError(f"{listed(map(str, sizes))} are no sizes")
+
+
+def _places(data: Any) -> dict[tuple[str, Shape | None], Stored]:
+    """Where the frame of every chunk and object lies; raises ValueError for a file outside of the directory."""
+    for name in {info.relative_path for info in data.values()}:
+        path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{path} is not inside the directory")
-        files.add(info.relative_path)
-    return Stored(info.relative_path, *_sizes((info.offset, info.length)))
+    _check_sizes([info.offset for info in data.values()])
+    _check_sizes([info.length for info in data.values()])
+    return {
+        (index.fqn, None if index.offset is None else tuple(index.offset)): Stored(
+            info.relative_path, info.offset, info.length
+        )
+        for index, info in data.items()
+    }

@@ -14,6 +14,7 @@ are; without, it is Megatron's local spec.
   (none without rotary embedding).
 * save: `dir`, optional `content_metadata` (a dict) and `training`
   `{"iteration": 7, "optimizer": "distributed" | "adam", "rng": true, "args": {...}}`.
+* resume: `dir`, `optimizer` as in `training`. Result: `refused`, Megatron's message, "" where it loads.
 * mtp_loss: `ids`, `labels`, `loss_mask` (nested lists [batch, sequence]), `out` (the safetensors file to write gradients to);
   one rank, fp32, no `dir`: the weights are the folder's. Result: `losses` (one per depth), `factor`, `moved` (names).
 * dump: `dir`, `out` (the safetensors file to write); one rank.

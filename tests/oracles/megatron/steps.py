@@ -12,6 +12,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.api import CheckpointException
 
 from . import reference, training_state
 from .forward import HfForward
@@ -123,6 +124,7 @@ def run_step(step: dict[str, Any], layout: Layout) -> Result:
         "save": save,
         "dump": dump,
         "mtp_loss": mtp_loss,
+        "resume": resume,
     }
     return kinds[step["kind"]](Setting.read(step, layout))
 
@@ -280,6 +282,20 @@ def save(setting: Setting) -> Result:
     directory.mkdir(parents=True, exist_ok=True)
     dist_checkpointing.save(state, str(directory), content_metadata=metadata)
     return {"saved": str(directory), "parameters": len(stored_tensors(model))}
+
+
+def resume(setting: Setting) -> Result:
+    """Load weights and optimizer as a run that goes on does: what Megatron refuses it with, "" if it does not."""
+    model, directory = setting.model(), setting.step["dir"]
+    metadata = dist_checkpointing.load_content_metadata(directory)
+    state = {"model": _sharded_state_dict(model, metadata)}
+    training = {"optimizer": setting.step["optimizer"]}
+    state["optimizer"] = _training_entries(setting, model, state["model"], metadata, training)["optimizer"]
+    try:
+        dist_checkpointing.load(state, directory)
+    except CheckpointException as problem:
+        return {"refused": str(problem)}
+    return {"refused": ""}
 
 
 def _training_entries(
