@@ -113,10 +113,13 @@ def _changed(pair: Pair, what: str, differing: list[Mismatch]) -> Finding:
     )
 
 
-def identify_target(path: Path) -> Identity:
-    """The identity of a target, with its sampled weights where they are here; raises CkptError for one that no family knows."""
+def identify_target(path: Path, weights: bool = True) -> Identity:
+    """The identity of a target, its weights sampled where they are here and wanted.
+
+    Raises CkptError for one that no family knows.
+    """
     if is_torch_dist(path) or any(path.glob("*.safetensors")):
-        return identify(open_model(path), "sampled")
+        return identify(open_model(path), "sampled" if weights else "")
     target = open_target(path)
     fields = Fields(target.config, str(target.config_path))
     family = family_of(fields)
