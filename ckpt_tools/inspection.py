@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from .compare import duplicate_difference, duplicate_finding
-from .errors import CkptError
+from .errors import CkptError, Finding
 from .families.config import Fields
 from .mapping.arrangement import Shape
-from .mapping.rules import Naming, State, Table, state_keys
 from .model import HF_COPY, Model, describe, open_store
 from .refs.ranges import hashes_of
-from .report import Outcome, listed
+from .report import Outcome, ranges
 from .stores.base import Tensor
 from .stores.checksums import check as check_sums
 from .stores.hf_folder import HfFolder
 from .stores.sidecars import MANIFEST
 from .stores.torch_dist.metadata import Entry
 from .stores.torch_dist.reader import TorchDist, is_training_state, locate
+
+INDEX = re.compile(r"(?<![^.])([0-9]+)(?![^.])")  # a whole segment of a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,6 @@ def _identify(found: Inspection, model: Model) -> None:
     if model.detected is not None:
         found.variants = {kind: " and ".join(values) for kind, values in model.detected.variants.items() if values}
         found.padded_vocab_size = model.stored_vocab
-        _check_states(model, model.store)
     if model.declared == 0 and model.family.undeclared_mtp and model.mtp:
         model.store.report.note(
             "mtp-uncounted",
@@ -126,34 +128,19 @@ def _identify(found: Inspection, model: Model) -> None:
             where=str(model.config_path),
         )
     elif model.declared != model.mtp:
-        model.store.report.error(
-            "config-claims-mtp" if model.declared > model.mtp else "mtp-undeclared",
+        claimed = model.declared > model.mtp
+        finding = Finding(
+            "config-claims-mtp" if claimed else "mtp-undeclared",
             f"the config declares {model.declared} MTP layers and the keys show {model.mtp}",
             where=str(model.config_path),
             expected="the same count",
             actual=f"{model.declared} declared, {model.mtp} found",
-            fix="put the head back, or set the count to what is there (`convert --mtp drop` writes 0)",
+            fix="put the head back, or set the count to what is there (`convert --mtp drop` writes 0)"
+            if claimed
+            else f"sound without its MTP layers; --mtp {model.mtp} converts them, --mtp-layers {model.mtp} extracts them",
+            severity="error" if claimed else "warning",
         )
-
-
-def _check_states(model: Model, store: HfFolder | TorchDist) -> None:
-    """A module whose `_extra_state` is stored for some layers only lost the others: strict Megatron refuses to load it."""
-    assert isinstance(store, TorchDist)
-    absent: list[str] = []
-    for state in model.table.states:
-        for spelling in state.spellings:
-            keys = state_keys(Table((), (State((spelling,), state.axes),)), Naming(model.naming.stacked))
-            gone = [key for key in keys if key not in store.contents.objects]
-            absent += gone if len(gone) < len(keys) else []
-    if absent:
-        store.report.note(
-            "extra-state-partial",
-            f"{len(absent)} _extra_state objects are not there, of modules that have them in other layers",
-            where=str(store.root),
-            expected="one per layer, or none",
-            actual=f"absent: {listed(absent)}",
-            fix="the weights are complete; where Megatron insists, convert to Hugging Face and back",
-        )
+        model.store.report.findings.append(finding)
 
 
 def _check_deep(model: Model) -> None:
@@ -171,26 +158,14 @@ def _check_deep(model: Model) -> None:
 
 def fold(tensors: Iterable[tuple[str, str, Shape]]) -> list[Folded]:
     """Group tensors whose names differ only in numeric segments and whose dtype and shape agree."""
-    groups: dict[tuple[str, str, Shape], list[tuple[str, ...]]] = {}
+    groups: dict[tuple[tuple[str, ...], str, Shape], list[list[str]]] = {}
     for name, dtype, shape in tensors:
-        segments = tuple(name.split("."))
-        key = ".".join("{}" if segment.isdigit() else segment for segment in segments)
-        groups.setdefault((key, dtype, shape), []).append(tuple(s for s in segments if s.isdigit()))
+        pieces = INDEX.split(name)  # text, number, text, ..., text
+        groups.setdefault((tuple(pieces[::2]), dtype, shape), []).append(pieces[1::2])
     folded = []
-    for (key, dtype, shape), indices in groups.items():
-        columns = [sorted({int(values[i]) for values in indices}) for i in range(len(indices[0]))]
+    for ((first, *texts), dtype, shape), indices in groups.items():
+        columns = (ranges(map(int, set(column))) for column in zip(*indices, strict=True))
+        name = first + "".join(chain.from_iterable(zip(columns, texts, strict=True)))
         single = Tensor("", dtype, shape, ()).nbytes
-        folded.append(Folded(key.format(*map(_ranges, columns)), dtype, shape, len(indices), single * len(indices)))
+        folded.append(Folded(name, dtype, shape, len(indices), single * len(indices)))
     return folded
-
-
-def _ranges(values: list[int]) -> str:
-    if len(values) == 1:
-        return str(values[0])
-    spans: list[list[int]] = []
-    for value in values:
-        if spans and value == spans[-1][1] + 1:
-            spans[-1][1] = value
-        else:
-            spans.append([value, value])
-    return "{" + ",".join(f"{a}..{b}" if a != b else str(a) for a, b in spans) + "}"

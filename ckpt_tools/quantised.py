@@ -8,13 +8,15 @@ from typing import Any
 
 from .engine.moves import Scale
 from .mapping.arrangement import Shape
+from .reference import BLOCK_SCALE
 from .report import Report
 from .stores.base import Tensor
 from .stores.dtypes import BY_NAME
 from .stores.hf_folder import HfFolder
 
 FIELD = "quantization_config"
-SUFFIXES = ("_scale_inv", "_scale")  # of the weight's name: per block (DeepSeek), per output channel (GLM-4.5-FP8)
+CHANNEL_SCALE = "_scale"
+SUFFIXES = (BLOCK_SCALE, CHANNEL_SCALE)  # of the weight's name: per block (DeepSeek), per output channel (GLM-4.5-FP8)
 FLOAT_FORMATS = ("float-quantized", "naive-quantized")  # compressed-tensors: float8 with a scale per channel or tensor
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 BlockSize = tuple[int, int]
@@ -59,13 +61,13 @@ def read_scales(
     stated = _stated_block(scheme or {})
     found: dict[str, Scale] = {}
     for name in weights:
-        tensor = next((folder.tensors[name + s] for s in SUFFIXES if name + s in folder.tensors), None)
+        tensor = folder.tensors.get(name + BLOCK_SCALE) or folder.tensors.get(name + CHANNEL_SCALE)
         if tensor is None:
             folder.report.error(
                 "scale-missing",
                 f"{name} is float8 and has no scale",
                 where=str(folder.root),
-                expected=name + SUFFIXES[0],
+                expected=name + BLOCK_SCALE,
                 actual="absent",
                 fix="fetch the checkpoint again; without its scale the weight has no value",
             )
@@ -134,8 +136,9 @@ def _block(stated: BlockSize | None, grid: Shape, shape: BlockSize) -> BlockSize
 
 def scale_names(folder: HfFolder) -> set[str]:
     """The names of the scales that belong to float8 weights, sound or not."""
-    weights = [name for name, tensor in folder.tensors.items() if tensor.dtype in FLOAT8]
-    return {name + suffix for name in weights for suffix in SUFFIXES if name + suffix in folder.tensors}
+    tensors = folder.tensors
+    weights = [name for name, tensor in tensors.items() if tensor.dtype in FLOAT8]
+    return {name + suffix for suffix in SUFFIXES for name in weights if name + suffix in tensors}
 
 
 def logical_dtype(tensor: Tensor, scales: Mapping[str, Scale]) -> str:

@@ -21,7 +21,7 @@ from ckpt_tools.convert import Result
 from ckpt_tools.drafts.export import Exported
 from ckpt_tools.drafts.verify import Verification
 from ckpt_tools.errors import ExitCode
-from ckpt_tools.hub.push import Pushed
+from ckpt_tools.hub.sending import Pushed
 from ckpt_tools.inspection import Inspection
 from ckpt_tools.launch.preflight import Preflight
 from ckpt_tools.launch.serving import ServeArgs

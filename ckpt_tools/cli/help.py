@@ -30,7 +30,7 @@ OPTIONS, TALKING, DANGEROUS = (
 )
 TALK = ("as_json", "quiet", "verbose")
 # Parameters whose use can lose or let pass something. A pair such as --verify/--no-verify is dangerous by its second half.
-RISKY = ("overwrite", "rest", "duplicates", "write_index", "with_paths")
+RISKY = ("overwrite", "rest", "duplicates", "write_index", "with_paths", "replace_weights")
 ACCEPTS = "allow_"
 REFS = ("ref", "src", "a", "b", "draft", "target", "target_a", "target_b", "torch_dist", "script", "hf_config", "dir")
 

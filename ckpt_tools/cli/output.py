@@ -137,3 +137,8 @@ def human_bytes(count: int) -> str:
     while value >= 1000 and unit != "TB":
         value, unit = value / 1000, next(units)
     return f"{count} B" if unit == "B" else f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+
+
+def short(text: str, most: int = 60) -> str:
+    """One cell; the whole text stands in the finding."""
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -11,8 +11,7 @@ from ..errors import ExitCode
 from ..launch.preflight import Preflight, preflight
 from ..launch.releases import LATEST
 from .options import talking
-from .output import Output, human_bytes
-from .verify_draft import short
+from .output import Output, human_bytes, short
 
 
 def variables(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -38,7 +37,6 @@ def variables(pairs: tuple[str, ...]) -> dict[str, str]:
 @click.option("--server-args", default="", metavar="FLAGS", help="Flags of an SGLang server that is started apart.")
 @click.option("--set", "pairs", multiple=True, metavar="NAME[=VALUE]", help="A variable of the script's environment.")
 @click.option("--sglang-version", default=LATEST, show_default=True, metavar="VERSION", help="The release that serves.")
-@click.option("--allow-vocab-padding", is_flag=True, help="Accept a vocabulary that was padded to another size.")
 @talking("preflight")
 def command(
     out: Output,
@@ -51,7 +49,6 @@ def command(
     server_args: str,
     pairs: tuple[str, ...],
     sglang_version: str,
-    allow_vocab_padding: bool,
 ) -> int:
     """Check that script, checkpoints, draft head and server agree before a job takes a GPU.
 
@@ -68,7 +65,6 @@ def command(
         server_args=server_args,
         variables=variables(pairs),
         sglang_version=sglang_version,
-        allow_vocab_padding=allow_vocab_padding,
     )
     code = ExitCode.OK if outcome.sound else ExitCode.FAILED
     return out.finish(outcome.result, outcome.findings, lambda: _show(out, outcome.result), code)

@@ -11,7 +11,7 @@ from .options import talking
 from .output import Output, human_bytes
 
 if TYPE_CHECKING:
-    from ..hub.push import Pushed
+    from ..hub.sending import Pushed
 
 RELATIONS = ("adapter", "finetune", "merge", "quantized")  # hub.card.RELATIONS, which is not imported for --help
 
@@ -30,6 +30,9 @@ RELATIONS = ("adapter", "finetune", "merge", "quantized")  # hub.card.RELATIONS,
 @click.option("--create-pr", is_flag=True, help="Open a pull request against the main branch.")
 @click.option("--revision", default="", metavar="R", help="Branch, made if absent, or refs/pr/N; main if not given.")
 @click.option("--message", default="", help="Of the commit.")
+@click.option(
+    "--replace-weights", is_flag=True, help="Remove weights on the Hub that are not in DIR, in the same commit."
+)
 @click.option("--dry-run", is_flag=True, help="Check everything, list files and bytes, send nothing.")
 @talking("push")
 def command(
@@ -45,6 +48,7 @@ def command(
     create_pr: bool,
     revision: str,
     message: str,
+    replace_weights: bool,
     dry_run: bool,
 ) -> int:
     """Publish DIR, a head or a Hugging Face model, as ORG/NAME on the Hub, with a model card.
@@ -53,7 +57,8 @@ def command(
     Everything arrives in one commit. Run it again after a failure: only what is missing is sent. The token is huggingface_hub's
     own (`hf auth login` or HF_TOKEN).
     """
-    from ..hub.push import Options, push
+    from ..hub.options import Options
+    from ..hub.push import push
 
     options = Options(
         target=target,
@@ -65,6 +70,7 @@ def command(
         create_pr=create_pr,
         revision=revision,
         message=message,
+        replace_weights=replace_weights,
         dry_run=dry_run,
     )
     with out.progress("uploading") as starting:
@@ -74,13 +80,14 @@ def command(
 
 def show(out: Output, pushed: Pushed) -> None:
     """What was sent, file by file."""
-    sent = sum(file.state != "unchanged" for file in pushed.files)
+    sent = sum(file.state in ("new", "changed") for file in pushed.files)
+    here = sum(file.state != "removed" for file in pushed.files)
     verb = "would send" if pushed.dry_run else "sent"
     rows = [
         ("repository", f"{pushed.repository}@{pushed.revision}"),
         ("what", f"{pushed.what}" + (f" ({pushed.kind})" if pushed.kind else "")),
         ("base model", pushed.base_model + (f"@{pushed.base_commit}" if pushed.base_commit else "")),
-        (verb, f"{sent} of {len(pushed.files)} files, {human_bytes(pushed.nbytes)}"),
+        (verb, f"{sent} of {here} files, {human_bytes(pushed.nbytes)}"),
         ("commit", pushed.url or pushed.commit),
         ("pull request", pushed.pull_request),
     ]

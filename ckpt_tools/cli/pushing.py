@@ -33,12 +33,13 @@ class Publication:
         """Push a finished folder; `target` is what a head was made for. Raises what `push` raises; the folder stays."""
         if not self.repository:
             return []
-        from ..hub.push import Options, push
+        from ..hub.options import Options
+        from ..hub.push import push
 
         options = Options(target=target, license=self.license, private=self.private)
         with out.progress("uploading") as starting:
             pushed, findings = push(folder, self.repository, options, starting)
-        sent = sum(file.state != "unchanged" for file in pushed.files)
+        sent = sum(file.state in ("new", "changed") for file in pushed.files)
         what = f"published as {self.repository}, {sent} files, {pushed.nbytes:,} bytes"
         out.hint(f"{what}: {pushed.url}")
         return [*findings, Finding("pushed", what, where=pushed.url, actual=pushed.commit, severity="note")]

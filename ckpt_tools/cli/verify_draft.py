@@ -12,7 +12,7 @@ from ..drafts.verify import Verification, verify_draft
 from ..errors import ExitCode
 from ..refs import resolve, resolve_headers
 from .options import hf_config, talking
-from .output import Output, human_bytes
+from .output import Output, human_bytes, short
 
 
 @click.command("verify-draft")
@@ -96,8 +96,3 @@ def show(out: Output, found: Verification) -> None:
     )
     out.line()
     out.line("fits" if found.fits else "does not fit")
-
-
-def short(text: str, most: int = 60) -> str:
-    """One cell; the whole text stands in the finding."""
-    return text if len(text) <= most else text[: most - 3] + "..."

@@ -6,6 +6,7 @@ Canonical names are those of SGLang's classes for EAGLE heads, with layers alway
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -145,6 +146,14 @@ class DraftSpec:
     def t2d(self) -> bytes | None:
         """One byte per target id, 1 where the draft vocabulary has it."""
         return self.tensors[T2D].read() if T2D in self.tensors else None
+
+    def weights_hash(self) -> str:
+        """`sha256:` over the canonical name, dtype, shape and bytes of every tensor: the same head in another folder."""
+        digest = hashlib.sha256()
+        for name, entry in sorted(self.tensors.items()):
+            digest.update(f"{name} {entry.dtype} {list(entry.shape)}\n".encode())
+            digest.update(entry.read())
+        return f"sha256:{digest.hexdigest()}"
 
     def raise_errors(self) -> None:
         if errors := self.errors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ def cast_bytes(data: memoryview, cast: Cast) -> memoryview:
 
 
 def transformed(move: Move, raw: memoryview, sources: Handles) -> memoryview:
-    """The target bytes of a tile, row after row without gaps; `raw` spans its source rows."""
+    """The target bytes of a tile, row after row without gaps, until this thread's next call; `raw` spans its source rows."""
     import torch
 
     data = torch.frombuffer(raw, dtype=torch.uint8)
@@ -90,6 +91,22 @@ def _check_fits(values: torch.Tensor, made: torch.Tensor, cast: Cast | Dequant) 
         )
 
 
+class _Scratch(threading.local):
+    """Buffers that a thread keeps from tile to tile: fresh memory costs as much as the arithmetic."""
+
+    def take(self, role: str, dtype: torch.dtype, rows: int, columns: int) -> torch.Tensor:
+        import torch
+
+        flat = self.__dict__.get(role)
+        if flat is None or flat.dtype != dtype or flat.numel() < rows * columns:
+            flat = self.__dict__[role] = torch.empty(rows * columns, dtype=dtype)
+        found: torch.Tensor = flat[: rows * columns].view(rows, columns)
+        return found
+
+
+_scratch = _Scratch()
+
+
 def _dequantised(values: torch.Tensor, cast: Dequant, sources: Handles) -> torch.Tensor:
     """float32(value) * float32(scale of its block), then rounded once to the target dtype; `values` are float8 bytes."""
     import torch
@@ -98,13 +115,14 @@ def _dequantised(values: torch.Tensor, cast: Dequant, sources: Handles) -> torch
     target, scale = torch_dtype(cast.target), cast.scale
     halves, exponent = _as_halves(values, cast.source)
     safe = torch.finfo(target).max / torch.finfo(torch_dtype(cast.source)).max
-    made = torch.empty(count, columns, dtype=target)
+    made = _scratch.take("made", target, count, columns)
     for first, stop, factors in _scale_rows(scale, cast.row, cast.row + count, sources):
-        row = halves[first - cast.row : stop - cast.row].float()
+        low, high = first - cast.row, stop - cast.row
+        row = _scratch.take("product", torch.float32, stop - first, columns).copy_(halves[low:high])
         row *= _per_column(factors * exponent, scale.block[1], cast.column, columns)
-        made[first - cast.row : stop - cast.row] = row.to(target)
+        made[low:high] = row
         if not bool((factors.abs() <= safe).all()):
-            _check_fits(row, made[first - cast.row : stop - cast.row], cast)
+            _check_fits(row, made[low:high], cast)
     return made
 
 
@@ -116,10 +134,12 @@ def _as_halves(values: torch.Tensor, dtype: str) -> tuple[torch.Tensor, float]:
     """
     import torch
 
-    wide = values.view(torch.int8).to(torch.int16)  # the sign fills the upper byte
+    wide = _scratch.take("wide", torch.int16, *values.shape).copy_(
+        values.view(torch.int8)
+    )  # the sign fills the upper byte
     if dtype == "F8_E5M2":
         return wide.mul_(256).view(torch.float16), 1.0
-    nan = values.bitwise_and(0x7F).eq_(0x7F)
+    nan = torch.bitwise_and(values, 0x7F, out=_scratch.take("nan", torch.uint8, *values.shape)).eq_(0x7F)
     halves = wide.mul_(128).bitwise_and_(-16385).view(torch.float16)  # all but bit 14, a copy of the sign
     if bool(nan.any()):
         halves.masked_fill_(nan.bool(), float("nan"))

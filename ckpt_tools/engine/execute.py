@@ -161,12 +161,16 @@ def make_files(program: Program, root: Path) -> None:
             stream.truncate(size)
 
 
-def _perform(program: Program, root: Path, share: Share, progress: Progress | None) -> None:
-    threads = share.threads or THREADS
-    if not program.casts:
-        threads = max(1, min(threads, len(program.image.files)))
+def threads_of(program: Program, most: int = 0) -> int:
+    """How many threads execute a program; `most` 0 leaves their number to the machine."""
     if any(ranges_of(path) for path in program.sources):
-        threads = REMOTE_THREADS
+        return REMOTE_THREADS
+    threads = most or THREADS
+    return threads if program.casts else max(1, min(threads, len(program.image.files)))
+
+
+def _perform(program: Program, root: Path, share: Share, progress: Progress | None) -> None:
+    threads = threads_of(program, share.threads)
     tasks, lock, stop = _spread(share.tasks, threads), threading.Lock(), threading.Event()
     writing = [threading.Lock() for _ in program.image.files]
 

@@ -55,8 +55,9 @@ def stamp_of(program: Program, tasks: Iterable[Task]) -> Stamp:
     digest = hashlib.sha256(repr((__version__, program.image.files, program.apart)).encode())
     digest.update(array("q", chain.from_iterable(map(NUMBERS, program.moves))))
     digest.update(repr([move.cast for move in program.moves if move.cast is not None]).encode())
-    digest.update(array("q", chain.from_iterable((file, offset) for file, offset, _ in program.image.literals)))
-    digest.update(b"".join(data for _, _, data in program.image.literals))
+    literals = program.image.literals
+    digest.update(array("q", chain.from_iterable((file, offset, zeros) for file, offset, _, zeros in literals)))
+    digest.update(b"".join(literal.data for literal in literals))
     digest.update(sizes)
     return Stamp(digest.hexdigest(), len(sizes), {str(path): _state(path) for path in program.sources})
 

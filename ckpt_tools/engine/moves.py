@@ -71,6 +71,10 @@ class Move(NamedTuple):
         """Bytes written."""
         return self.target_width * self.rows
 
+    @property
+    def nbytes_read(self) -> int:
+        return self.width * self.rows
+
 
 def some_rows(move: Move, first: int, count: int) -> Move:
     """`count` rows of a move from row `first` on."""
@@ -216,20 +220,9 @@ def box_moves(
     items = (BY_NAME[here.dtype].itemsize, BY_NAME[there.dtype].itemsize)
     a, b = _exactly(here.chunks, source[1], size), _exactly(there.chunks, target[1], size)
     if a is not None and b is not None:
-        count = prod(size)
-        whole = Move(
-            a.file,
-            a.offset,
-            count * items[0],
-            b.file,
-            b.offset,
-            count * items[1],
-            count * items[0],
-            1,
-            cast,
-            count * items[1],
-        )
-        yield by_rows(whole, size[-1]) if isinstance(cast, Dequant) else whole
+        count = size[-1] if isinstance(cast, Dequant) else prod(size)  # block scales need one row per matrix row
+        rows, width, wide = prod(size[:-1]) if isinstance(cast, Dequant) else 1, count * items[0], count * items[1]
+        yield Move(a.file, a.offset, width, b.file, b.offset, wide, width, rows, cast, wide)
         return
     for from_, low_a, high_a in _inside(here.chunks, source[1], size):
         for to, low_b, high_b in _inside(there.chunks, target[1], size):

@@ -16,6 +16,7 @@ from .moves import Move, some_rows
 SMALL = 64 << 10  # below this, one buffered write for many pieces beats a system call each
 GATHER = 4 << 20
 PIECE = 64 << 20
+ZEROS = memoryview(bytes(SMALL))
 
 
 class Piece(NamedTuple):
@@ -24,7 +25,7 @@ class Piece(NamedTuple):
     length: int
     source_file: int
     source: int
-    data: bytes | None
+    data: bytes | memoryview | None
 
 
 class Gather(NamedTuple):
@@ -48,6 +49,10 @@ class Quantise(NamedTuple):
     @property
     def nbytes(self) -> int:
         return prod(self.weight.shape) + 4 * prod(self.scale.shape)
+
+    @property
+    def nbytes_read(self) -> int:
+        return sum(move.nbytes_read for move in self.moves)
 
 
 Task = Move | Gather | Quantise | Decode | Encode
@@ -74,6 +79,11 @@ class Program:
     @property
     def nbytes(self) -> int:
         return self.image.nbytes
+
+    @property
+    def nbytes_read(self) -> int:
+        """Bytes of the source's tensors; block scales are read beside them."""
+        return sum(move.nbytes_read for move in self.moves) + sum(task.nbytes_read for task in self.apart)
 
     @property
     def casts(self) -> bool:
@@ -110,9 +120,15 @@ class Program:
 
 def _split(literals: Iterable[Literal]) -> Iterator[Literal]:
     """Literals in runs of at most SMALL bytes: the header of a file with many tensors is megabytes."""
-    for file, offset, data in literals:
+    for literal in literals:
+        file, offset, data, zeros = literal
+        if len(data) + zeros <= SMALL:
+            yield literal
+            continue
         for start in range(0, len(data), SMALL):
             yield Literal(file, offset + start, data[start : start + SMALL])
+        for start in range(0, zeros, SMALL):
+            yield Literal(file, offset + len(data) + start, b"", min(SMALL, zeros - start))
 
 
 def _gathered(items: Iterable[Move | Literal]) -> Iterator[Task]:
@@ -122,16 +138,18 @@ def _gathered(items: Iterable[Move | Literal]) -> Iterator[Task]:
             if item.rows > 1 or item.cast or item.width > SMALL:
                 yield from _pieces(item)
                 continue
-            file, offset, piece = item.target_file, item.target, Piece(item.width, item.source_file, item.source, None)
+            file, offset = item.target_file, item.target
+            pieces = [Piece(item.width, item.source_file, item.source, None)]
         else:
-            file, offset, piece = item.file, item.offset, Piece(len(item.data), -1, 0, item.data)
+            file, offset = item.file, item.offset
+            pieces = [Piece(len(data), -1, 0, data) for data in (item.data, ZEROS[: item.zeros]) if data]
         adjacent = open_ and open_.file == file and open_.offset + open_.nbytes == offset and open_.nbytes < GATHER
         if open_ and not adjacent:
             yield open_
             open_ = None
-        before = open_.pieces if open_ else []
-        before.append(piece)
-        open_ = Gather(file, open_.offset if open_ else offset, before, (open_.nbytes if open_ else 0) + piece.length)
+        before, begin, nbytes = (open_.pieces, open_.offset, open_.nbytes) if open_ else ([], offset, 0)
+        before += pieces
+        open_ = Gather(file, begin, before, nbytes + sum(piece.length for piece in pieces))
     if open_:
         yield open_
 

@@ -23,6 +23,8 @@ def tiles(move: Move, limit: int) -> Iterator[Move]:
             yield from tiles(some_rows(move, row, 1), limit)
         return
     step = max(1, (limit - move.width) // move.source_stride + 1)
+    if isinstance(move.cast, Dequant) and step > move.cast.scale.block[0]:
+        step -= step % move.cast.scale.block[0]  # rows that share their scales stay together
     for row in range(0, move.rows, step):
         yield some_rows(move, row, min(step, move.rows - row))
 

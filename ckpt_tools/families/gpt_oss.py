@@ -49,7 +49,7 @@ def _matrix(at: Place, megatron: str, hf: str, shape: tuple[int, int], arrangeme
     name = f"mlp.experts.{hf}" + ("_blocks" if form == MXFP4 else "")
     made = rule(at, f"mlp.experts.experts.{megatron}.weight", {name: shape}, arrangement)
     if form == BF16:
-        return replace(made, codec=Codec("transposed", (columns, rows), at.hf + name))
+        return moe.transposed(made)
     groups = columns // GROUP
     scales = (f"{at.hf}mlp.experts.{hf}_scales", (rows, groups))
     return replace(made, codec=Codec("mxfp4", (rows, groups, GROUP // 2), f"{at.hf}mlp.experts.{hf}", scales))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..drafts.servers import SGLANG, VLLM
 from ..drafts.spec import EAGLE, EAGLE3, MTP
-from ..errors import CkptError, NotFound, error
+from ..errors import CkptError, error
 from ..report import Report
-from ..stores.hf_folder import read_json
+from .acceptance import section
+from .markdown import table
 from .subject import HEAD, Subject
 
 if TYPE_CHECKING:
@@ -43,39 +42,6 @@ class Facts:
     relation: str = ""
     license: str = ""
     smoke: Mapping[str, Any] = field(default_factory=dict)
-
-
-def read_smoke(path: Path, kind: str) -> Mapping[str, Any]:
-    """The result of `smoke --json`. Raises NotFound for another file, CkptError for a report on another kind of head."""
-    found = read_json(path)
-    result: Mapping[str, Any] = found.get("result", found)
-    needed = ("accept_length", "accepted_per_step", "accept_rate", "verifications", "by_position")
-    acceptance, setting = (result.get(name) if isinstance(result, dict) else None for name in ("acceptance", "setting"))
-    if (
-        not isinstance(acceptance, dict)
-        or not isinstance(setting, dict)
-        or any(name not in acceptance for name in needed)
-    ):
-        raise error(
-            NotFound,
-            "report-unreadable",
-            "this is no report of a smoke test",
-            where=str(path),
-            expected="what `ckpt-tools smoke --json` printed",
-            actual=", ".join(result)[:80] if isinstance(result, dict) else str(result)[:80],
-            fix="run the smoke test again with --json and keep its output",
-        )
-    if kind and result.get("kind") != kind:
-        raise error(
-            CkptError,
-            "report-of-another-head",
-            "the smoke report measured another kind of head",
-            where=str(path),
-            expected=kind,
-            actual=str(result.get("kind")),
-            fix="measure this head",
-        )
-    return result
 
 
 def open_card(existing: str) -> ModelCard:
@@ -111,15 +77,15 @@ def render(card: ModelCard, facts: Facts, report: Report) -> str:
     _check_base(stated.get("base_model"), facts, report)
     tags = list(dict.fromkeys([*(stated.get("tags") or []), *wanted.pop("tags")]))
     data = ModelCardData(**{**wanted, **stated, "tags": tags})
-    section = f"{BEGIN}\n{body(facts)}\n{END}"
+    ours = f"{BEGIN}\n{body(facts)}\n{END}"
     text = card.text.lstrip("\n")
     if BEGIN in text and END in text:
         before, _, rest = text.partition(BEGIN)
-        text = before + section + rest.partition(END)[2]
+        text = before + ours + rest.partition(END)[2]
     elif text.strip():
-        text = f"{text.rstrip()}\n\n{section}\n"
+        text = f"{text.rstrip()}\n\n{ours}\n"
     else:
-        text = f"# {facts.repository.rpartition('/')[2]}\n\n{section}\n"
+        text = f"# {facts.repository.rpartition('/')[2]}\n\n{ours}\n"
     return f"---\n{data.to_yaml()}\n---\n{text}"
 
 
@@ -162,7 +128,7 @@ def metadata(facts: Facts) -> dict[str, Any]:
 
 def body(facts: Facts) -> str:
     """The section between the markers."""
-    parts = [_what(facts), _serving(facts), _acceptance(facts), _identity(facts), _checks(facts)]
+    parts = [_what(facts), _serving(facts), section(facts.smoke), _identity(facts), _checks(facts)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -209,38 +175,15 @@ def serving_lines(facts: Facts) -> dict[str, str]:
     return found
 
 
-def _acceptance(facts: Facts) -> str:
-    if not facts.smoke:
-        return ""
-    found, setting = facts.smoke["acceptance"], facts.smoke["setting"]
-    lossless = {True: "yes, token for token", False: "no", None: "not compared (sampling)"}[facts.smoke.get("lossless")]
-    rows = [
-        ("accept length (tokens per verification, the target's own included)", f"{found['accept_length']:.3f}"),
-        ("accepted drafts per verification", f"{found['accepted_per_step']:.3f}"),
-        ("accept rate (accepted of proposed drafts)", f"{found['accept_rate']:.3f}"),
-        *(
-            (f"share of verifications that accepted {i} or more", f"{v:.3f}")
-            for i, v in enumerate(found["by_position"], 1)
-        ),
-        ("same text as the target alone", lossless),
-    ]
-    known = ("steps", "prompts", "max_new_tokens", "method", "temperature", "dtype", "device")
-    how = ", ".join(f"{name} {setting[name]}" for name in known if name in setting)
-    return f"## Acceptance\n\n{_table(('metric', 'value'), rows)}\n\n{found['verifications']} verifications; {how}."
-
-
 def _identity(facts: Facts) -> str:
     hashes = {k.removesuffix("_hash"): v for k, v in facts.subject.identity.items() if k.endswith("_hash") and v}
     rows = [(name, f"`{value}`") for name, value in hashes.items()]
     whose = "its target" if facts.subject.what == HEAD else "the model"
-    return f"## Identity of {whose}\n\n{_table(('what', 'hash'), rows)}" if rows else ""
+    return f"## Identity of {whose}\n\n{table(('what', 'hash'), rows)}" if rows else ""
 
 
 def _checks(facts: Facts) -> str:
     rows = [(check.name, check.outcome, check.detail) for check in facts.subject.checks]
-    return f"## Checked before publishing\n\n{_table(('check', 'outcome', 'detail'), rows)}\n\nBy ckpt-tools {__version__}."
-
-
-def _table(headers: tuple[str, ...], rows: list[Any]) -> str:
-    lines = [headers, ("---",) * len(headers), *rows]
-    return "\n".join("| " + " | ".join(re.sub(r"\|", r"\\|", str(cell)) for cell in line) + " |" for line in lines)
+    return (
+        f"## Checked before publishing\n\n{table(('check', 'outcome', 'detail'), rows)}\n\nBy ckpt-tools {__version__}."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from ..refs.client import translated
 from ..stores.checksums import sha256_of
-from .card import CARD
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-NEW, CHANGED, SAME = "new", "changed", "unchanged"
+NEW, CHANGED, SAME, REMOVED = "new", "changed", "unchanged", "removed"
+# At the top of a repository: what a server that is given it looks at for weights.
+WEIGHTS = re.compile(
+    r"[^/]+\.safetensors(\.index\.json)?|(pytorch_model|consolidated)[^/]*\.(bin|pth?)(\.index\.json)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One file; `state` compares it with the repository: new, changed or unchanged."""
+    """One file; `state` compares it with the repository: new, changed or unchanged; removed there, for one that is not here."""
 
     path: str
     nbytes: int
@@ -29,18 +33,18 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """The files of a push by name: paths, and bytes of the card."""
+    """The files of a push by name: those of a folder, and the bytes of those that are made for the push."""
 
     root: Path
     names: tuple[str, ...]
-    card: bytes
+    made: Mapping[str, bytes]
 
     def sendable(self, name: str) -> bytes | str:
         """What the Hub's client takes: bytes, or the path of a file."""
-        return self.card if name == CARD else str(self.root / name)
+        return self.made.get(name) or str(self.root / name)
 
     def size(self, name: str) -> int:
-        return len(self.card) if name == CARD else (self.root / name).stat().st_size
+        return len(self.made[name]) if name in self.made else (self.root / name).stat().st_size
 
     def state(self, there: Mapping[str, Any], name: str) -> str:
         """A file against the RepoFile of its path in `there`, by size and hash."""
@@ -54,12 +58,17 @@ class Parcel:
         return SAME if self._blob_id(name) == entry.blob_id else CHANGED
 
     def _sha256(self, name: str) -> str:
-        return hashlib.sha256(self.card).hexdigest() if name == CARD else sha256_of(self.root / name)
+        return hashlib.sha256(self.made[name]).hexdigest() if name in self.made else sha256_of(self.root / name)
 
     def _blob_id(self, name: str) -> str:
         """Git's id of a blob: SHA-1 of `blob <size>`, a zero byte and the content. Only small files lie in git itself."""
-        content = self.card if name == CARD else (self.root / name).read_bytes()
+        content = self.made.get(name) or (self.root / name).read_bytes()
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of a repository holds weights, or is their index."""
+    return WEIGHTS.fullmatch(name) is not None
 
 
 def remote_files(api: HfApi, repository: str, revision: str, where: str) -> Mapping[str, Any]:

@@ -1,70 +1,21 @@
-"""Uploading a folder: checked first, compared with what is there, sent in one commit, compared again.
-
-Large files are handed over before the commit, in batches, so that a rerun after a failure sends only what is missing; the
-commit itself names every file at once, so that nobody ever sees an index or a config beside other weights.
-"""
+"""Publishing a folder: everything is checked before anything is sent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..errors import CkptError, UsageProblem, error
-from ..refs import HUB_PREFIX, commit_of, resolve, split
-from ..refs.client import Unreachable, quieten, translation
-from ..report import Outcome, Report, listed
-from .card import CARD, RELATIONS, Facts, open_card, read_smoke, render, stated_by
+from ..errors import UsageProblem, error
+from ..refs import commit_of, resolve, split
+from ..report import Outcome, Report
+from .acceptance import PLOT, plot, read_smoke
+from .card import CARD, RELATIONS, Facts, open_card, render, stated_by
 from .files import Check, check_files, files_of
-from .parcel import SAME, Parcel, Sent, remote_files
+from .options import Options
+from .parcel import Parcel
+from .sending import MAIN, Pushed, Starting, send
 from .subject import HEAD, Subject, examine
 
-if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, HfApi
-
-BATCH = 10 << 30  # bytes handed over before the next batch begins
 LICENCES = ("LICENSE", "LICENCE", "COPYING")
-MAIN = "main"
-Starting = Callable[[int], Callable[[int], None] | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """`target` and `base_model` default to what the head's manifest records; `license` is a Hub licence id."""
-
-    target: str = ""
-    base_model: str = ""
-    relation: str = ""
-    license: str = ""
-    smoke: Path | None = None
-    private: bool = False
-    create_pr: bool = False
-    revision: str = ""
-    message: str = ""
-    dry_run: bool = False
-
-
-@dataclass(slots=True)
-class Pushed:
-    """`nbytes` are those of new and changed files; `commit` is "" for a dry run, `pull_request` an address or ""."""
-
-    folder: str
-    repository: str
-    revision: str
-    what: str
-    kind: str
-    base_model: str
-    base_commit: str
-    files: list[Sent]
-    nbytes: int
-    dry_run: bool
-    checks: list[Check] = field(default_factory=list)
-    card: str = ""
-    commit: str = ""
-    url: str = ""
-    pull_request: str = ""
 
 
 def push(root: Path, repository: str, options: Options, starting: Starting | None = None) -> Outcome[Pushed]:
@@ -81,12 +32,25 @@ def push(root: Path, repository: str, options: Options, starting: Starting | Non
     base = _base_model(subject, options, report)
     existing = open_card(_card_text(root))
     _check_licence(str(stated_by(existing).get("license") or ""), names, options, subject, report)
-    smoke = read_smoke(options.smoke, subject.kind) if options.smoke else {}
-    facts = Facts(repository, subject, base, commit, options.relation, options.license, smoke)
-    card = render(existing, facts, report) if not report.errors else ""
     report.raise_errors()
-    parcel = Parcel(root, tuple(sorted({*names, CARD})), card.encode())
-    return Outcome(_send(parcel, facts, options, report, starting), report.findings)
+    smoke = read_smoke(options.smoke, root, subject) if options.smoke else {}
+    facts = Facts(repository, subject, base, commit, options.relation, options.license, smoke)
+    made = {CARD: render(existing, facts, report).encode()} | ({PLOT: plot(smoke)} if smoke else {})
+    report.raise_errors()
+    pushed = Pushed(
+        folder=str(root),
+        repository=repository,
+        revision=options.revision or MAIN,
+        what=subject.what,
+        kind=subject.kind,
+        base_model=base,
+        base_commit=commit,
+        dry_run=options.dry_run,
+        checks=subject.checks,
+        card=made[CARD].decode(),
+    )
+    send(Parcel(root, tuple(sorted({*names, *made})), made), pushed, options, starting)
+    return Outcome(pushed, report.findings)
 
 
 def check_name(repository: str) -> None:
@@ -189,122 +153,3 @@ def _check_licence(stated: str, names: list[str], options: Options, subject: Sub
         )
     else:
         subject.checks.append(Check("licence", "ok", found))
-
-
-# --- sending
-
-
-def _send(parcel: Parcel, facts: Facts, options: Options, report: Report, starting: Starting | None) -> Pushed:
-    from huggingface_hub import HfApi
-
-    api = HfApi(library_name="ckpt-tools")
-    revision = options.revision or MAIN
-    where = f"{HUB_PREFIX}{facts.repository}@{revision}"
-    quieten()
-    there = remote_files(api, facts.repository, revision, where)
-    files = [Sent(name, parcel.size(name), parcel.state(there, name)) for name in parcel.names]
-    made = Pushed(
-        folder=str(parcel.root),
-        repository=facts.repository,
-        revision=revision,
-        what=facts.subject.what,
-        kind=facts.subject.kind,
-        base_model=facts.base_model,
-        base_commit=facts.base_commit,
-        files=files,
-        nbytes=sum(sent.nbytes for sent in files if sent.state != SAME),
-        dry_run=options.dry_run,
-        checks=facts.subject.checks,
-        card=parcel.card.decode(),
-    )
-    if options.dry_run:
-        return made
-    with _sending(where):
-        _prepare(api, facts.repository, revision, options)
-        _upload(api, parcel, made, options, starting)
-    landed = made.revision
-    there = remote_files(api, facts.repository, made.commit or landed, where)
-    if differing := [name for name in parcel.names if parcel.state(there, name) != SAME]:
-        raise error(
-            CkptError,
-            "hub-differs",
-            f"{len(differing)} files on the Hub are not what was sent",
-            where=where,
-            expected="the same size and hash",
-            actual=listed(differing),
-            fix="push again; if it happens again, report it to the Hub",
-        )
-    return made
-
-
-@contextmanager
-def _sending(where: str) -> Iterator[None]:
-    """Failures on the way, with the word that nothing has to be sent twice."""
-    try:
-        yield
-    except CkptError:
-        raise
-    except Exception as problem:
-        found = translation(problem, where)
-        if found is None:
-            raise
-        if not isinstance(found, Unreachable):
-            raise found from problem
-        raise error(
-            CkptError,
-            "upload-failed",
-            "the upload was interrupted; the repository is as it was",
-            where=where,
-            actual=found.findings[0].actual,
-            fix="run the same command again: only what is missing is sent",
-        ) from problem
-
-
-def _prepare(api: HfApi, repository: str, revision: str, options: Options) -> None:
-    """Make the repository and the branch where they are absent."""
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        api.repo_info(repository)
-    except RepositoryNotFoundError:
-        api.create_repo(repository, private=options.private or None, exist_ok=True)
-    if revision != MAIN and not revision.startswith("refs/"):
-        api.create_branch(repository, branch=revision, exist_ok=True)
-
-
-def _upload(api: HfApi, parcel: Parcel, made: Pushed, options: Options, starting: Starting | None) -> None:
-    from huggingface_hub import CommitOperationAdd
-
-    wanted = [sent for sent in made.files if sent.state != SAME]
-    if not wanted:
-        made.commit = str(api.repo_info(made.repository, revision=made.revision).sha)
-        return
-    progress = starting(made.nbytes) if starting else None
-    operations = [CommitOperationAdd(sent.path, parcel.sendable(sent.path)) for sent in wanted]
-    for batch in _batches(operations):
-        api.preupload_lfs_files(
-            made.repository, batch, revision=made.revision, create_pr=options.create_pr, free_memory=False
-        )
-        if progress:
-            progress(sum(operation.upload_info.size for operation in batch))
-    info = api.create_commit(
-        made.repository,
-        operations,
-        commit_message=options.message or "Upload with ckpt-tools",
-        revision=made.revision,
-        create_pr=options.create_pr,
-    )
-    made.commit, made.url, made.pull_request = info.oid, str(info.commit_url), str(info.pr_url or "")
-
-
-def _batches(operations: list[CommitOperationAdd]) -> Iterator[list[CommitOperationAdd]]:
-    batch: list[CommitOperationAdd] = []
-    filled = 0
-    for operation in operations:
-        batch.append(operation)
-        filled += operation.upload_info.size
-        if filled >= BATCH:
-            yield batch
-            batch, filled = [], 0
-    if batch:
-        yield batch

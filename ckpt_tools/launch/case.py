@@ -36,7 +36,8 @@ class HfTarget:
 @dataclass
 class Case:
     """`training` and `serving` are the flags of both sides, those of SGLang without slime's prefix; `slime` where the script is
-    one of slime's. `stored` is the torch-dist checkpoint, `head` the draft as read."""
+    one of slime's. `stored` is the torch-dist checkpoint, `head` the draft as read, of which `far` are large tensors that are
+    on the Hub."""
 
     release: Release
     training: Flags = field(default_factory=Flags)
@@ -45,8 +46,8 @@ class Case:
     target: HfTarget | None = None
     stored: Model | None = None
     draft: Path | None = None
+    far: bool = False
     head: DraftSpec | None = None
-    allow_vocab_padding: bool = False
     report: Report = field(default_factory=Report)
     checks: list[Check] = field(default_factory=list)
     unread: set[str] = field(default_factory=set)
@@ -60,6 +61,11 @@ class Case:
     @property
     def dims(self) -> Dims | None:
         return self.stored.dims if self.stored else self.target.read.dims if self.target else None
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers; 0 if nothing tells."""
+        return self.dims.num_hidden_layers if self.dims else 0
 
     @property
     def config(self) -> dict[str, Any]:

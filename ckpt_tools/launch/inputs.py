@@ -25,7 +25,6 @@ class Inputs:
     server_args: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
     sglang_version: str = LATEST
-    allow_vocab_padding: bool = False
 
 
 def read_config(path: Path) -> Inputs:
@@ -66,19 +65,13 @@ def _value(path: Path, name: str, value: Any) -> Any:
         return " ".join(str(word) for word in value)
     if name == "variables" and isinstance(value, dict):
         return {str(key): str(each) for key, each in value.items()}
-    if name == "allow_vocab_padding" and isinstance(value, bool):
-        return value
-    if name in ("variables", "allow_vocab_padding") or isinstance(value, (dict, list)):
+    if name == "variables" or isinstance(value, (dict, list)):
         raise error(
             UsageProblem,
             "preflight-config",
             f"{name} has a value that cannot be",
             where=str(path),
-            expected="a mapping"
-            if name == "variables"
-            else "true or false"
-            if name == "allow_vocab_padding"
-            else "text",
+            expected="a mapping" if name == "variables" else "text",
             actual=repr(value),
             fix="see docs/preflight.md",
         )

@@ -54,7 +54,6 @@ def preflight(
     server_args: str = "",
     variables: Mapping[str, str] | None = None,
     sglang_version: str = LATEST,
-    allow_vocab_padding: bool = False,
 ) -> Outcome[Preflight]:
     """Check whatever is given against each other; metadata only, no weights, nothing of the script is run.
 
@@ -72,7 +71,6 @@ def preflight(
         server_args=server_args,
         variables=dict(variables or {}),
         sglang_version=sglang_version,
-        allow_vocab_padding=allow_vocab_padding,
     )
     inputs = merged(read_config(Path(config)), given) if config is not None else given
     case, root = open_case(inputs)

@@ -284,7 +284,10 @@ def decoded_rows(rows: Iterable[Bound]) -> list[Bound]:
 
 def megatron_names(template: str, axes: tuple[Axis, ...]) -> list[str]:
     """The Megatron names of one template, each once."""
-    return list(dict.fromkeys(slot.name for slot in _slots(template, axes, hf=False)))
+    if not all(axis.megatron for axis in axes):
+        return []
+    own = tuple(axis for axis in axes if f"{{{axis.name}}}" in template)  # the others are positions inside a tensor
+    return [slot.name for slot in _slots(template, own, hf=False)]
 
 
 def megatron_shapes(rule: Rule, template: str) -> dict[str, Shape]:

@@ -45,9 +45,9 @@ def diagnose(spec: DraftSpec, head: Head, tensors: Tensors, rows: Sequence[Rows]
     best = _best(spec, head, tensors, rows, judge(head, rows, JUDGED))
     if best is not None:
         return [best]
-    if found.cross_entropy < USELESS * found.uniform:
+    if found.nats < USELESS * found.uniform:
         return []
-    figures = f"cross-entropy {found.cross_entropy:.3f}, entropy {found.entropy:.3f} nats"
+    figures = f"cross-entropy {found.nats:.3f}, entropy {found.entropy:.3f} nats"
     guessing = f"cross-entropy clearly below ln(V) = {found.uniform:.3f} (guessing)"
     if found.entropy >= UNSURE * found.uniform:
         fix = "the weights were initialised and never trained or never loaded; export them again"
@@ -75,7 +75,7 @@ def _best(spec: DraftSpec, head: Head, tensors: Tensors, rows: Sequence[Rows], b
             head.load({**tensors, **{name: part.to(head.device) for name, part in repair.tensors().items()}})
             after = judge(head, rows, JUDGED)
             better = after.summary(vocabulary(head))
-            if (gain := _gain(before, after)) > GAIN and better.cross_entropy < USELESS * better.uniform:
+            if (gain := _gain(before, after)) > GAIN and better.nats < USELESS * better.uniform:
                 found.append((gain, repair, after))
     finally:
         head.load(dict(tensors))

@@ -39,7 +39,7 @@ class Judged:
     def summary(self, vocabulary: int) -> HeadLoss:
         known = ~self.nats.isnan()
         return HeadLoss(
-            cross_entropy=float(self.nats[known].mean()) if bool(known.any()) else float("inf"),
+            cross_entropy=float(self.nats[known].mean()) if bool(known.any()) else None,
             uniform=math.log(vocabulary),
             entropy=float(self.entropy.mean()),
             accuracy=float(self.right.float().mean()),

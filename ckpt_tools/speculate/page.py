@@ -67,7 +67,7 @@ def facts(report: SmokeReport) -> list[tuple[str, str]]:
         rows.append(
             (
                 "head's cross-entropy",
-                f"{loss.cross_entropy:.3f} nats over {loss.tokens} tokens; guessing is ln(V) = {loss.uniform:.3f}",
+                f"{loss.nats:.3f} nats over {loss.tokens} tokens; guessing is ln(V) = {loss.uniform:.3f}",
             )
         )
         rows.append(

@@ -1,4 +1,4 @@
-"""Three small plots as inline SVG; numbers stand beside what is drawn, so nothing depends on colour alone."""
+"""Small plots as SVG, inline or as a file; numbers stand beside what is drawn, so nothing depends on colour alone."""
 
 from __future__ import annotations
 
@@ -9,16 +9,28 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 420, 200, 40, 24, 12
 COLOURS = ("#2f6f9f", "#d08a1d", "#8a8a8a", "#4f9d69")
 
 
+def _svg(title: str, body: str, height: int = HEIGHT, more: str = "") -> str:
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    return f'<svg {size} role="img" aria-label="{escape(title)}"{more}>{body}</svg>'
+
+
 def _figure(title: str, body: str, height: int = HEIGHT) -> str:
-    label = escape(title)
-    return (
-        f'<figure><svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" aria-label="{label}">'
-        f"{body}</svg><figcaption>{label}</figcaption></figure>"
-    )
+    return f"<figure>{_svg(title, body, height)}<figcaption>{escape(title)}</figcaption></figure>"
 
 
 def bars(title: str, labels: Sequence[str], shares: Sequence[float]) -> str:
     """Bars of shares between 0 and 1."""
+    return _figure(title, _bars(labels, shares))
+
+
+def bars_file(title: str, labels: Sequence[str], shares: Sequence[float]) -> str:
+    """The same as the text of an SVG file: with a background of its own and without a page's styles."""
+    more = ' xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="11"'
+    paper = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
+    return _svg(title, f"<title>{escape(title)}</title>{paper}{_bars(labels, shares)}", more=more) + "\n"
+
+
+def _bars(labels: Sequence[str], shares: Sequence[float]) -> str:
     step = (WIDTH - LEFT) / max(len(shares), 1)
     room = HEIGHT - BOTTOM - 2 * TOP
     parts = []
@@ -30,7 +42,7 @@ def bars(title: str, labels: Sequence[str], shares: Sequence[float]) -> str:
             f'<text x="{x + step / 2:.1f}" y="{top - 4:.1f}" text-anchor="middle">{share:.1%}</text>'
             f'<text x="{x + step / 2:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(label)}</text>'
         )
-    return _figure(title, "".join(parts))
+    return "".join(parts)
 
 
 def lines(title: str, xs: Sequence[int], curves: Mapping[str, Sequence[float]]) -> str:

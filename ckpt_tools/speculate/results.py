@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from .counters import Counters
 
@@ -44,17 +45,23 @@ def acceptance(counters: Counters) -> Acceptance:
 class HeadLoss:
     """The head's first draft against the target's text, every position, teacher-forced.
 
-    `cross_entropy` (nats) over the `tokens` that the draft vocabulary has, `uniform` = ln(size of the draft vocabulary),
+    `cross_entropy` (nats) over the `tokens` that the draft vocabulary has (null where it has none of them), `uniform` =
+    ln(size of the draft vocabulary),
     `entropy` (nats) of the head's own distributions, `accuracy`: share of all positions whose likeliest draft is right,
     `coverage`: share of tokens that the draft vocabulary has.
     """
 
-    cross_entropy: float
+    cross_entropy: float | None
     uniform: float
     entropy: float
     accuracy: float
     coverage: float
     tokens: int
+
+    @property
+    def nats(self) -> float:
+        """The cross-entropy as a number: infinite where no token can be drafted."""
+        return inf if self.cross_entropy is None else self.cross_entropy
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from .decode import Limits, plain
 from .lossless import TOLERANCE, compare, tie_note
 from .prompts import Prompt, Texts, read_prompts
 from .results import OWN, Piece, SmokeReport, Text, Tie, acceptance
-from .smoke import DTYPES, Options, head_hash, no_accept, setting_of, target_hash
+from .smoke import DTYPES, Options, no_accept, setting_of, target_hash
 from .target import load_target
 
 PATIENCE = 600.0  # seconds for one prompt
@@ -60,7 +60,7 @@ def smoke_server(
         kind=spec.kind,
         form=spec.form,
         target_hash=target_hash(target_path),
-        draft_hash=head_hash(spec),
+        draft_hash=spec.weights_hash(),
         setting=setting,
         lossless=not found,
         acceptance=acceptance(counters),

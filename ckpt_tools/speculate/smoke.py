@@ -3,7 +3,6 @@ it faster, and does anything about the head look wrong?"""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -104,7 +103,7 @@ def smoke(
         kind=spec.kind,
         form=spec.form,
         target_hash=target_hash(target_path),
-        draft_hash=head_hash(spec),
+        draft_hash=spec.weights_hash(),
         setting=setting_of(options, len(prompts)),
         lossless=None if not options.sampling.greedy else not any(f.code == "smoke-not-lossless" for f in run.found),
         acceptance=acceptance(run.counters),
@@ -239,15 +238,6 @@ def setting_of(options: Options, prompts: int, steps: int | None = None) -> Sett
         threads=torch.get_num_threads(),
         torch=torch.__version__,
     )
-
-
-def head_hash(spec: DraftSpec) -> str:
-    """sha256 over the canonical name, dtype, shape and bytes of every tensor of a head."""
-    digest = hashlib.sha256()
-    for name, entry in sorted(spec.tensors.items()):
-        digest.update(f"{name} {entry.dtype} {list(entry.shape)}\n".encode())
-        digest.update(entry.read())
-    return f"sha256:{digest.hexdigest()}"
 
 
 def target_hash(path: Path) -> str:

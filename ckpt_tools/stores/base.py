@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -49,11 +49,12 @@ class Source:
 
 
 class Literal(NamedTuple):
-    """Bytes that belong at a place of a destination file: headers, zip records, objects."""
+    """Bytes that belong at a place of a destination file, and `zeros` after them: headers, zip records, objects."""
 
     file: int
     offset: int
     data: bytes
+    zeros: int = 0
 
 
 @dataclass(slots=True)
@@ -85,6 +86,8 @@ def tile_exactly(boxes: Sequence[tuple[Shape, Shape]], shape: Shape) -> bool:
     """Whether the boxes (origin, shape) cover a tensor once, without a hole: slab by slab along the first dimension."""
     if not shape or len(boxes) == 1:
         return len(boxes) == 1 and boxes[0][1] == shape and not any(boxes[0][0])
+    if _is_grid(boxes, shape):
+        return True
     ranges: dict[tuple[int, int], list[tuple[Shape, Shape]]] = {}
     for origin, size in boxes:
         ranges.setdefault((origin[0], origin[0] + size[0]), []).append((origin[1:], size[1:]))
@@ -97,6 +100,18 @@ def tile_exactly(boxes: Sequence[tuple[Shape, Shape]], shape: Shape) -> bool:
         tile_exactly([box for (a, b), inner in ranges.items() if a <= start and stop <= b for box in inner], shape[1:])
         for start, stop in slabs
     )
+
+
+def _is_grid(boxes: Sequence[tuple[Shape, Shape]], shape: Shape) -> bool:
+    """Whether equal boxes stand in a grid, as those of stacked layers and experts do: one look instead of one per slab."""
+    cells = {size for _, size in boxes}
+    if len(cells) != 1:
+        return False
+    (cell,) = cells
+    if not all(cell) or any(whole % part for whole, part in zip(shape, cell, strict=True)):
+        return False
+    corners = set(product(*(range(0, whole, part) for whole, part in zip(shape, cell, strict=True))))
+    return len(boxes) == len(corners) and {origin for origin, _ in boxes} == corners
 
 
 def leading_boxes(tensor: Tensor, axes: int) -> dict[tuple[int, ...], list[Chunk]]:

@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,21 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 NOWHERE: Mapping[str, int] = {}
 MAX_SHARDS = 100_000  # a file name that says more is no shard
+GHOST = "index-ghost"
 REINDEX = "write the index again from the headers: `ckpt-tools inspect --write-index`"
 CURED_BY_INDEX = frozenset(("index-invalid", "index-omits", "index-wrong-shard"))
 
 
 @dataclass(slots=True)
 class HfFolder(Source):
-    """`config` is None when the folder has none; `report` holds every integrity finding."""
+    """`config` is None when the folder has none; `report` holds every integrity finding.
+
+    `ghosts` are tensors that the index names and no file holds.
+    """
 
     config: dict[str, Any] | None
     report: Report
+    ghosts: set[str] = field(default_factory=set)
 
 
 def is_hf_folder(path: Path) -> bool:
@@ -70,26 +75,28 @@ def open_folder(root: Path) -> HfFolder:
     config = read_json(root / CONFIG) if (root / CONFIG).is_file() else None
     paths = sorted(path for path in root.glob("*.safetensors") if path.is_file())
     folder = HfFolder(root, paths, {}, config, report)
-    holders: dict[str, list[str]] = {}
+    holders: dict[str, str] = {}
+    again: dict[str, list[str]] = {}
     for number, path in enumerate(paths):
         try:
             tensors = read_header(path, number)
         except BadHeader as problem:
             report.findings.append(problem.finding)
             continue
-        for name, tensor in tensors.items():
-            holders.setdefault(name, []).append(path.name)
-            folder.tensors[name] = tensor
-    _check_twice(root, holders, report)
+        for name in holders.keys() & tensors.keys():
+            again.setdefault(name, [holders[name]]).append(path.name)
+        holders |= dict.fromkeys(tensors, path.name)
+        folder.tensors |= tensors
+    _check_twice(root, again, report)
     if (root / INDEX).is_file():
-        _check_index(root, holders, folder, report)
+        _check_index(root, holders, again, folder, report)
     else:
         _check_numbering(root, paths, report)
     return folder
 
 
-def _check_twice(root: Path, holders: dict[str, list[str]], report: Report) -> None:
-    if twice := {name: files for name, files in holders.items() if len(files) > 1}:
+def _check_twice(root: Path, twice: dict[str, list[str]], report: Report) -> None:
+    if twice:
         report.error(
             "tensor-twice",
             f"{len(twice)} tensors lie in more than one file",
@@ -100,7 +107,9 @@ def _check_twice(root: Path, holders: dict[str, list[str]], report: Report) -> N
         )
 
 
-def _check_index(root: Path, holders: dict[str, list[str]], folder: HfFolder, report: Report) -> None:
+def _check_index(
+    root: Path, holders: dict[str, str], again: dict[str, list[str]], folder: HfFolder, report: Report
+) -> None:
     index = read_json(root / INDEX)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
@@ -124,22 +133,24 @@ def _check_index(root: Path, holders: dict[str, list[str]], folder: HfFolder, re
         )
     present = {path.name for path in folder.files}
     broken = {Path(finding.where).name for finding in report.findings if finding.where}
-    for name, file in weight_map.items():
-        if file not in present or file in broken or file in holders.get(name, ()):
+    for name, file in sorted(weight_map.items() - holders.items()):
+        if file not in present or file in broken or file in again.get(name, ()):
             continue
         elsewhere = holders.get(name)
+        if elsewhere is None:
+            folder.ghosts.add(name)
         report.error(
-            "index-wrong-shard" if elsewhere else "index-ghost",
+            "index-wrong-shard" if elsewhere else GHOST,
             f"{name} is not in the shard that the index names",
             where=f"{root / INDEX}: {file}",
             expected=f"{name} in {file}",
-            actual=f"found in {elsewhere[0]}" if elsewhere else "in no file",
+            actual=f"found in {elsewhere}" if elsewhere else "in no file",
             fix=REINDEX
             if elsewhere
             else "fetch the checkpoint again; if the tensor is meant to be gone, delete the index",
         )
-    if omitted := [name for name in holders if name not in weight_map]:
-        files = sorted({holders[name][0] for name in omitted})
+    if omitted := sorted(holders.keys() - weight_map.keys()):
+        files = sorted({holders[name] for name in omitted})
         report.error(
             "index-omits",
             f"{len(omitted)} tensors in {listed(files)} are not in the index",

@@ -6,7 +6,7 @@ Read here rather than through the library because the engine needs byte addresse
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,7 @@ def read_header(path: Path, file: int) -> dict[str, Tensor]:
     if not isinstance(entries, dict):
         raise _bad(path, "header-invalid", "the header is not an object", "a JSON object", type(entries).__name__)
     entries.pop("__metadata__", None)
-    tensors = {name: _tensor(path, file, name, entry, 8 + length) for name, entry in entries.items()}
-    _check_extent(path, tensors.values(), 8 + length, size)
-    return tensors
+    return _tensors(path, file, entries, 8 + length, size)
 
 
 def _keys_are_unique(raw: bytes, entries: Any) -> bool:
@@ -80,48 +78,74 @@ def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _tensor(path: Path, file: int, name: str, entry: Any, base: int) -> Tensor:
+def _tensors(path: Path, file: int, entries: dict[str, Any], base: int, size: int) -> dict[str, Tensor]:
+    """The tensors of a file whose data begin at byte `base`, which must lie one after another up to its `size`."""
+    found: dict[str, Tensor] = {}
+    extents: list[tuple[int, int, str]] = []
+    numbers: list[int] = []
+    for name, entry in entries.items():
+        try:
+            dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            nbytes, origin = _extent(dtype, shape)
+            wrong = nbytes != stop - start
+        except (KeyError, TypeError, ValueError) as problem:
+            raise _bad_entry(path, name, entry) from problem
+        if wrong:
+            raise _bad_entry(path, name, entry)
+        numbers += (*shape, start, stop)
+        extents.append((start, stop, name))
+        found[name] = Tensor(name, dtype, shape, (Chunk(file, base + start, origin, shape),))
+    if numbers and (set(map(type, numbers)) != {int} or min(numbers) < 0):
+        raise next(filter(None, (_bad_numbers(path, name, entry) for name, entry in entries.items())))
+    _check_extents(path, extents, base, size)
+    return found
+
+
+def _bad_numbers(path: Path, name: str, entry: Any) -> BadHeader | None:
+    numbers = (*entry["shape"], *entry["data_offsets"])
+    if all(type(number) is int and number >= 0 for number in numbers):
+        return None
+    return _bad(path, "header-invalid", f"{name} has numbers that cannot be", "integers of 0 or more", repr(entry))
+
+
+def _bad_entry(path: Path, name: str, entry: Any) -> BadHeader:
+    """What is wrong with an entry whose bytes cannot be counted or are counted wrongly."""
     try:
-        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        numbers, known = (*shape, start, stop), dtype in BY_NAME
-    except (KeyError, TypeError, ValueError) as problem:
-        raise _bad(
-            path, "header-invalid", f"{name} has no proper entry", "dtype, shape, data_offsets", repr(entry)
-        ) from problem
+        dtype, shape, (start, stop) = entry["dtype"], list(entry["shape"]), entry["data_offsets"]
+        known = dtype in BY_NAME
+    except (KeyError, TypeError, ValueError):
+        return _bad(path, "header-invalid", f"{name} has no proper entry", "dtype, shape, data_offsets", repr(entry))
     if not known:
-        raise _bad(path, "dtype-unknown", f"{name} has an unknown dtype", ", ".join(BY_NAME), str(dtype))
-    if set(map(type, numbers)) != {int} or min(numbers) < 0:
-        raise _bad(path, "header-invalid", f"{name} has numbers that cannot be", "integers of 0 or more", repr(entry))
-    if prod(shape) * BY_NAME[dtype].itemsize != stop - start:
-        raise _bad(
-            path,
-            "header-invalid",
-            f"{name}: shape and data_offsets disagree",
-            f"{prod(shape) * BY_NAME[dtype].itemsize:,} bytes for {dtype} {list(shape)}",
-            f"{stop - start:,} bytes",
-        )
-    return Tensor(name, dtype, shape, (Chunk(file, base + start, (0,) * len(shape), shape),))
+        return _bad(path, "dtype-unknown", f"{name} has an unknown dtype", ", ".join(BY_NAME), str(dtype))
+    if problem := _bad_numbers(path, name, entry):
+        return problem
+    expected = f"{prod(shape) * BY_NAME[dtype].itemsize:,} bytes for {dtype} {shape}"
+    what = f"{name}: shape and data_offsets disagree"
+    return _bad(path, "header-invalid", what, expected, f"{stop - start:,} bytes")
 
 
-def _check_extent(path: Path, tensors: Iterable[Tensor], base: int, size: int) -> None:
-    """Tensors lie one after another without holes, and the file ends where they end."""
-    position = base
-    for tensor in sorted(tensors, key=lambda tensor: (tensor.chunks[0].offset, tensor.nbytes)):
-        if tensor.chunks[0].offset != position:
-            raise _bad(
-                path,
-                "header-invalid",
-                f"{tensor.name} overlaps its neighbour or leaves a hole",
-                f"data at byte {position:,}",
-                f"byte {tensor.chunks[0].offset:,}",
-            )
-        position += tensor.nbytes
-    if position != size:
+@lru_cache(maxsize=1 << 12)
+def _extent(dtype: str, shape: Shape) -> tuple[int, Shape]:
+    """Bytes of a tensor, and its origin."""
+    return prod(shape) * BY_NAME[dtype].itemsize, (0,) * len(shape)
+
+
+def _check_extents(path: Path, extents: list[tuple[int, int, str]], base: int, size: int) -> None:
+    """Tensors (first byte, end, name) lie one after another without holes, and the file ends where they end."""
+    position = 0
+    for start, stop, name in sorted(extents):
+        if start != position:
+            what = f"{name} overlaps its neighbour or leaves a hole"
+            expected, actual = f"data at byte {base + position:,}", f"byte {base + start:,}"
+            raise _bad(path, "header-invalid", what, expected, actual)
+        position = stop
+    if base + position != size:
+        short = size < base + position
         raise _bad(
             path,
-            "file-truncated" if size < position else "file-too-long",
-            "the file is shorter than its header says" if size < position else "bytes follow the last tensor",
-            f"{position:,} bytes",
+            "file-truncated" if short else "file-too-long",
+            "the file is shorter than its header says" if short else "bytes follow the last tensor",
+            f"{base + position:,} bytes",
             f"{size:,} bytes",
             "incomplete download? fetch the file again",
         )

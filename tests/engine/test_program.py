@@ -77,7 +77,11 @@ def test_tasks_cover_what_the_moves_and_literals_do(case: Case, to_megatron: boo
         program = case.program(Path(name), to_megatron)
         program.image.literals += literals_of(case.megatron_files if to_megatron else case.hf_files)
         expected = sorted(b for move in program.moves for b in byte_copies(move))
-        literal_bytes = sorted((n, o + i, b) for n, o, data in program.image.literals for i, b in enumerate(data))
+        literal_bytes = sorted(
+            (file, offset + i, value)
+            for file, offset, data, zeros in program.image.literals
+            for i, value in enumerate(data + bytes(zeros))
+        )
         found: list[tuple[int, int, int, int]] = []
         constants: list[tuple[int, int, int]] = []
         for task in program.tasks():

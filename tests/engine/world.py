@@ -181,7 +181,7 @@ def literals_of(files: Files) -> list[Literal]:
     """A literal in front of every chunk of a destination is what headers look like; here at the end of each file."""
     found = []
     for number, size in enumerate(files.sizes):
-        data = bytes(range(1, 1 + 37))
-        found.append(Literal(number, size, data))
-        files.sizes[number] += len(data)
+        data, zeros = bytes(range(1, 1 + 37)), 11
+        found.append(Literal(number, size, data, zeros))
+        files.sizes[number] += len(data) + zeros
     return found

@@ -79,7 +79,7 @@ def test_a_short_file(tmp_path: Path) -> None:
 
 
 def tall(box: Box, by: int) -> Box:
-    return replace(box, shape=(box.shape[0], box.shape[1] + by, *box.shape[2:]))
+    return box._replace(shape=(box.shape[0], box.shape[1] + by, *box.shape[2:]))
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def tall(box: Box, by: int) -> Box:
         lambda boxes: (),
         lambda boxes: (*boxes[:-1], tall(boxes[-1], -1)),
         lambda boxes: (*boxes[:-1], tall(boxes[-1], 1)),
-        lambda boxes: (*boxes, replace(boxes[0], origin=(0, 2, 0))),
-        lambda boxes: (*boxes[:-1], replace(boxes[-1], origin=(2, 3, 0))),  # as many elements as it should be
-        lambda boxes: (*boxes[:-1], replace(boxes[-1], origin=(7, 4, 0))),
+        lambda boxes: (*boxes, boxes[0]._replace(origin=(0, 2, 0))),
+        lambda boxes: (*boxes[:-1], boxes[-1]._replace(origin=(2, 3, 0))),  # as many elements as it should be
+        lambda boxes: (*boxes[:-1], boxes[-1]._replace(origin=(7, 4, 0))),
     ],
     ids=["one missing", "none", "too short", "too tall", "overlapping", "overlap and hole", "outside"],
 )
@@ -143,7 +143,7 @@ def test_a_chunk_of_another_shape(tmp_path: Path) -> None:
 
     def exchanged(boxes: tuple[Box, ...]) -> tuple[Box, ...]:
         embedding = Stored("__0_0.distcp", boxes[-1].stored.offset + boxes[-1].stored.length, boxes[-1].stored.length)
-        return (*boxes[:-1], replace(boxes[-1], stored=embedding))
+        return (*boxes[:-1], boxes[-1]._replace(stored=embedding))
 
     checkpoint = open_checkpoint(with_metadata(tmp_path, exchanged))
     with pytest.raises(CkptError) as caught:

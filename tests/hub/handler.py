@@ -69,6 +69,7 @@ class Handler(BaseHTTPRequestHandler):
         self.body = self.read_body()
         self.sent_status = 0
         try:
+            self.kind = ""
             fault = hub.fault(self.command, split.path, lambda fault: isinstance(fault.kind, int) or fault.after == 0)
             if fault and isinstance(fault.kind, int):
                 raise Refused(
@@ -114,6 +115,8 @@ class Handler(BaseHTTPRequestHandler):
     # --- answers
 
     def send(self, status: int, data: bytes = b"", kind: str = "application/json", **headers: str) -> None:
+        if self.kind == "lost":
+            raise Dropped
         self.sent_status = status
         self.send_response(status)
         for name, value in headers.items():
@@ -334,7 +337,7 @@ class Handler(BaseHTTPRequestHandler):
         for wanted in self.json()["objects"]:
             sha, size = wanted["oid"], wanted["size"]
             found = {"oid": sha, "size": size}
-            if sha not in repository.lfs and not self.committed(repository, sha):
+            if not self.holds(repository, sha) and not self.committed(repository, sha):
                 address = f"{self.server_state.endpoint}/lfs/{name}/{sha}"
                 header: dict[str, str] = {}
                 if size > state.part_size:
@@ -347,6 +350,11 @@ class Handler(BaseHTTPRequestHandler):
                 found["actions"] = {"upload": {"href": address, "header": header}, "verify": verify}
             objects.append(found)
         self.reply({"transfer": "basic", "objects": objects})
+
+    @staticmethod
+    def holds(repository: Repository, sha: str) -> bool:
+        """What storage took and does not hash to its name is not there."""
+        return hashlib.sha256(repository.lfs.get(sha, b"")).hexdigest() == sha
 
     @staticmethod
     def committed(repository: Repository, sha: str) -> bool:
@@ -390,9 +398,14 @@ class Handler(BaseHTTPRequestHandler):
                 changes[value["path"]] = Blob(self.stored(repository, value["oid"]), lfs=True)
             else:
                 changes[value["path"]] = None
-        self.at(repository, revision)
-        ref = repository.open_pull_request() if pull_request else revision
-        commit = repository.commit(ref, changes, lines[0]["value"]["summary"])
+        with self.server_state.lock:
+            parent = lines[0]["value"].get("parentCommit")
+            if not pull_request and parent not in (None, self.at(repository, revision)):
+                raise Refused(412, message="A commit has happened since. Please refresh and try again.")
+            if absent := [path for path in changes if changes[path] is None and path not in repository.tree(revision)]:
+                raise Refused(404, "EntryNotFound", f"A file with this name doesn't exist: {absent[0]}")
+            ref = repository.open_pull_request() if pull_request else revision
+            commit = repository.commit(ref, changes, lines[0]["value"]["summary"])
         endpoint = self.server_state.endpoint
         pull = f"{endpoint}/{name}/discussions/{ref.rsplit('/', 1)[-1]}" if pull_request else None
         self.reply({"commitUrl": f"{endpoint}/{name}/commit/{commit}", "commitOid": commit, "pullRequestUrl": pull})

@@ -25,8 +25,8 @@ PART = 1 << 20  # LFS files larger than this are uploaded in parts
 class Fault:
     """What goes wrong with the next `times` requests that match: a status, a dropped connection, changed bytes.
 
-    `kind` is a status code, "drop" (the connection closes after `after` bytes of the body), "corrupt" (a byte is changed on
-    the way) or "ignore-range" (the whole file is sent).
+    `kind` is a status code, "drop" (the connection closes after `after` bytes of the body), "lost" (the request is carried out
+    and its answer never comes), "corrupt" (a byte is changed on the way) or "ignore-range" (the whole file is sent).
     """
 
     kind: int | str

@@ -13,30 +13,10 @@ from huggingface_hub import ModelCard, snapshot_download
 
 from tests.checkpoints import changed, changed_config, tree
 from tests.conftest import Command, Tiny
-from tests.drafts.heads import asset, target_of
+from tests.drafts.heads import asset
+from tests.hub.publishing import NAME, pushed
 from tests.hub.server import TOKEN, HubServer
 from tests.tune.heads import pair
-
-NAME, BASE = "someone/head", "someone/smollm2"
-
-
-@pytest.fixture
-def head(tmp_path: Path) -> Path:
-    """A trained EAGLE-3 head that states its licence."""
-    folder = asset("eagle3", tmp_path / "head")
-    (folder / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: en\n---\n# My head\n\nTrained on texts.\n")
-    return folder
-
-
-@pytest.fixture
-def base(hub: HubServer, tmp_path: Path) -> str:
-    """The head's target on the Hub, with its commit."""
-    repository = hub.add(BASE, target_of("eagle3", tmp_path / "target"))
-    return f"{BASE}@{repository.refs['main']}"
-
-
-def pushed(hub: HubServer, name: str = NAME, revision: str = "main") -> dict[str, bytes]:
-    return {path: blob.data for path, blob in hub.state.repositories[name].tree(revision).items()}
 
 
 def test_everything_arrives_in_one_commit(hub: HubServer, head: Path, base: str, command: Command) -> None:
@@ -49,42 +29,6 @@ def test_everything_arrives_in_one_commit(hub: HubServer, head: Path, base: str,
         assert files[name] == (head / name).read_bytes()
     assert ran.result["commit"] == repository.refs["main"]
     assert tree(Path(snapshot_download(NAME))) == files
-
-
-def test_the_card(hub: HubServer, head: Path, base: str, command: Command) -> None:
-    command("push", head, NAME, "--target", base)
-    card = ModelCard(pushed(hub)["README.md"].decode())
-    fields = card.data.to_dict()
-    assert fields["license"] == "apache-2.0" and fields["language"] == "en"
-    assert (fields["base_model"], fields["base_model_relation"], fields["library_name"]) == (BASE, "adapter", "sglang")
-    assert {"speculative-decoding", "eagle3", "sglang"} <= set(fields["tags"])
-    assert "Trained on texts." in card.text and base.partition("@")[2] in card.text
-    assert f"--speculative-draft-model-path {NAME}" in card.text and "--speculative-algorithm EAGLE3" in card.text
-    assert f"--model-path {BASE}" in card.text and "--speculative-num-draft-tokens 4" in card.text
-    assert "| verify-draft | ok |" in card.text and "| no secrets | ok |" in card.text
-    (head / "README.md").write_bytes(pushed(hub)["README.md"])
-    again = command("push", head, NAME, "--target", base, "--json").result
-    assert {file["state"] for file in again["files"]} == {"unchanged"}, "a card is written the same again"
-
-
-def test_acceptance_names_its_metric(hub: HubServer, head: Path, base: str, command: Command, tmp_path: Path) -> None:
-    acceptance = {"verifications": 90, "accept_length": 2.5, "accepted_per_step": 1.5, "accept_rate": 0.3}
-    report = {
-        "kind": "eagle3",
-        "lossless": True,
-        "acceptance": acceptance | {"by_position": [0.7, 0.5, 0.3]},
-        "setting": {"steps": 5, "prompts": 8, "device": "cpu"},
-    }
-    where = tmp_path / "smoke.json"
-    where.write_text(json.dumps({"result": report}))
-    command("push", head, NAME, "--target", base, "--smoke", where)
-    text = pushed(hub)["README.md"].decode()
-    assert "| accept length (tokens per verification, the target's own included) | 2.500 |" in text
-    assert "| accepted drafts per verification | 1.500 |" in text
-    assert "--speculative-num-steps 5" in text and "--speculative-num-draft-tokens 6" in text
-    where.write_text(json.dumps({"result": report | {"kind": "mtp"}}))
-    ran = command("push", head, NAME, "--target", base, "--smoke", where, "--json", code=1)
-    assert ran.codes == ["report-of-another-head"]
 
 
 def test_dry_run_sends_nothing(hub: HubServer, head: Path, base: str, command: Command) -> None:
@@ -108,52 +52,6 @@ def test_a_rerun_sends_only_what_is_missing(hub: HubServer, head: Path, base: st
     assert hub.received() == first and len(hub.state.repositories[NAME].commits) == 3
     command("push", head, NAME, "--target", base)
     assert len(hub.state.repositories[NAME].commits) == 3, "nothing changed, nothing committed"
-
-
-def test_the_commit_fails_and_the_weights_stay(hub: HubServer, head: Path, base: str, command: Command) -> None:
-    hub.fail(500, "POST", "/commit/")
-    ran = command("push", head, NAME, "--target", base, "--json", code=1)
-    assert ran.codes == ["upload-failed"] and pushed(hub) == {}
-    sent = hub.received()
-    command("push", head, NAME, "--target", base)
-    assert hub.received() == sent and "model.safetensors" in pushed(hub)
-
-
-@pytest.mark.parametrize("part_size", [1 << 30, 1 << 20])
-@pytest.mark.parametrize("kind", ["drop", 503])
-def test_a_failing_storage(
-    hub: HubServer, head: Path, base: str, command: Command, kind: str | int, part_size: int
-) -> None:
-    hub.state.part_size = part_size
-    hub.fail(kind, "PUT", "/lfs/", times=2)
-    command("push", head, NAME, "--target", base)
-    assert pushed(hub)["model.safetensors"] == (head / "model.safetensors").read_bytes()
-    hub.state.repositories.pop(NAME)
-    hub.fail(kind, "PUT", "/lfs/", times=99)
-    ran = command("push", head, NAME, "--target", base, "--json", code=1)
-    assert ran.codes == ["upload-failed"] and pushed(hub) == {}
-
-
-def test_changed_on_the_way(hub: HubServer, head: Path, base: str, command: Command) -> None:
-    """The storage holds other bytes than were sent: the repository is compared afterwards, and that is said."""
-    hub.fail("corrupt", "PUT", "/lfs/")
-    ran = command("push", head, NAME, "--target", base, "--json", code=1)
-    assert ran.codes == ["hub-differs"] and "model.safetensors" in ran.findings[0]["actual"]
-
-
-def test_not_authorised(
-    hub: HubServer, head: Path, base: str, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.state.readers.add("hf_reader")
-    for token in ("hf_reader", "hf_unknown" + "x" * 30):
-        monkeypatch.setenv("HF_TOKEN", token)
-        words = ("push", head, NAME, "--target", base if token == "hf_reader" else head.parent / "target")
-        ran = command(*words, "--base-model", BASE, "--json", code=4)
-        assert ran.codes == ["hub-not-authorised"] and token not in ran.out
-    hub.add("someone/theirs")
-    monkeypatch.setenv("HF_TOKEN", "hf_reader")
-    ran = command("push", head, "someone/theirs", "--target", base, "--json", code=4)
-    assert hub.received() == 0
 
 
 def test_branch_and_pull_request(hub: HubServer, head: Path, base: str, command: Command) -> None:

@@ -142,9 +142,7 @@ def test_options_win_over_the_file(command: Command, script: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "values", [{"scirpt": "x"}, {"variables": [1]}, {"allow_vocab_padding": "yes"}, {"target": {}}]
-)
+@pytest.mark.parametrize("values", [{"scirpt": "x"}, {"variables": [1]}, {"args": {"a": 1}}, {"target": {}}])
 def test_a_file_that_says_something_else(command: Command, script: Path, values: dict[str, Any]) -> None:
     assert command("preflight", config(script, **values), "--json", code=2).codes == ["preflight-config"]
 

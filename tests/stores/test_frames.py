@@ -26,9 +26,9 @@ ALL = [dtype.name for dtype in DTYPES]
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 
 
-def framed(tensor: torch.Tensor, dtype: str) -> bytes:
-    frame = tensor_frame(dtype, tuple(tensor.shape))
-    return frame.head + raw(tensor) + frame.tail
+def framed(tensor: torch.Tensor, dtype: str, at: int = 0, phase: int | None = None) -> bytes:
+    frame = tensor_frame(dtype, tuple(tensor.shape), at, phase)
+    return frame.head + bytes(frame.gap) + raw(tensor) + frame.tail
 
 
 def located(data: bytes, before: int = 0) -> Payload:
@@ -49,11 +49,12 @@ def saved(value: Any, **options: Any) -> bytes:
 def test_torch_loads_our_frames(dtype: str, shape: tuple[int, ...]) -> None:
     tensor = random_tensor(dtype, shape)
     data = framed(tensor, dtype)
-    assert len(data) == tensor_frame(dtype, shape).size
+    frame = tensor_frame(dtype, shape)
+    assert frame.payload == len(raw(tensor))
     found = torch.load(io.BytesIO(data), weights_only=True)
     assert (found.dtype, found.shape, found.is_contiguous()) == (tensor.dtype, tensor.shape, True)
     assert raw(found) == raw(tensor)
-    assert len(tensor_frame(dtype, shape).head) % frames.ALIGNMENT == 0
+    assert (len(frame.head) + frame.gap) % frames.ALIGNMENT == 0
 
 
 @pytest.mark.parametrize("dtype", ALL)
@@ -164,7 +165,6 @@ def test_a_payload_lies_where_it_was_asked_to(at: int, phase: int | None) -> Non
     """Any phase loads: torch copies the record out of the archive."""
     tensor = torch.arange(24, dtype=torch.bfloat16).view(2, 3, 4)
     frame = tensor_frame("BF16", (2, 3, 4), at, phase)
-    start = at + len(frame.head)
+    start = at + len(frame.head) + frame.gap
     assert start % frames.ALIGNMENT == 0 if phase is None else start % frames.PAGE == phase
-    data = frame.head + tensor.view(torch.uint8).numpy().tobytes() + frame.tail
-    assert torch.equal(torch.load(io.BytesIO(data), weights_only=True), tensor)
+    assert torch.equal(torch.load(io.BytesIO(framed(tensor, "BF16", at, phase)), weights_only=True), tensor)

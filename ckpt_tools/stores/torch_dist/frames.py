@@ -37,15 +37,16 @@ DOS_DATE = 0x21  # 1980-01-01, the zip epoch
 
 
 class Frame(NamedTuple):
-    """Bytes before the payload, the payload's size, bytes after it."""
+    """Bytes in front, the number of zeros after them, the payload's size, bytes behind it."""
 
     head: bytes
+    gap: int
     payload: int
     tail: bytes
 
     @property
     def size(self) -> int:
-        return len(self.head) + self.payload + len(self.tail)
+        return len(self.head) + self.gap + self.payload + len(self.tail)
 
 
 class _Record(NamedTuple):
@@ -93,8 +94,8 @@ def tensor_frame(dtype: str, shape: Shape, at: int = 0, phase: int | None = None
     before, central, count = _tensor_head(dtype, shape)
     start = at + len(before) + _EXTRA_SIZE
     gap = -start % ALIGNMENT if phase is None else (phase - start) % PAGE
-    head = b"".join((before, struct.pack(_EXTRA, len(DATA), 4 + gap, DATA, b"FB", gap), bytes(gap)))
-    return Frame(head, payload, central + _end(count, len(central), len(head) + payload))
+    head = before + struct.pack(_EXTRA, len(DATA), 4 + gap, DATA, b"FB", gap)
+    return Frame(head, gap, payload, central + _end(count, len(central), len(head) + gap + payload))
 
 
 @cache

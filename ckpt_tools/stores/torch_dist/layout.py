@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...mapping.arrangement import Shape
 from ..base import Chunk, Image, Literal, Tensor, positions
@@ -117,24 +117,43 @@ def lay_out(
     return image
 
 
+class _Piece(NamedTuple):
+    """A range of rows that becomes a chunk at every index on the leading dimensions."""
+
+    row: int
+    origin: Shape  # without the index
+    shape: Shape
+    nbytes: int
+
+
+def _pieces(planned: Planned) -> list[_Piece]:
+    zeros, ones = (0,) * (len(planned.logical) - 1), (1,) * len(planned.leading)
+    columns = planned.logical[1:]
+    row_bytes = prod(columns) * BY_NAME[planned.dtype].itemsize
+    return [
+        _Piece(start, (start, *zeros), (*ones, stop - start, *columns), (stop - start) * row_bytes)
+        for start, stop in _row_ranges(planned)
+    ]
+
+
 def _place(planned: Planned, files: _Files, image: Image, phases: Phases) -> Entry:
     boxes, chunks = [], []
-    ranges = _row_ranges(planned)
-    ones = (1,) * len(planned.leading)
+    literals = image.literals
+    pieces = _pieces(planned)
     for index in positions(planned.leading):
-        for start, stop in ranges:
-            logical = (stop - start, *planned.logical[1:])
-            origin = (*index, start, *(0,) * (len(planned.logical) - 1))
-            shape = (*ones, *logical)
-            size = prod(logical) * BY_NAME[planned.dtype].itemsize
-            number, offset = files.room(size + 2 * PAGE)
-            frame = tensor_frame(planned.dtype, shape, offset, phases(planned.name, index, start))
-            files.take(frame.size)
-            payload = offset + len(frame.head)
-            image.literals.append(Literal(number, offset, frame.head))
-            image.literals.append(Literal(number, payload + frame.payload, frame.tail))
-            chunks.append(Chunk(number, payload, origin, shape))
-            boxes.append(Box(origin, shape, Stored(files.files[number][0], offset, frame.size)))
+        for piece in pieces:
+            number, offset = files.room(piece.nbytes + 2 * PAGE)
+            frame = tensor_frame(planned.dtype, piece.shape, offset, phases(planned.name, index, piece.row))
+            payload = offset + len(frame.head) + frame.gap
+            size = frame.size
+            files.take(size)
+            literals += (
+                Literal(number, offset, frame.head, frame.gap),
+                Literal(number, payload + frame.payload, frame.tail),
+            )
+            origin = index + piece.origin
+            chunks.append(Chunk(number, payload, origin, piece.shape))
+            boxes.append(Box(origin, piece.shape, Stored(files.files[number][0], offset, size)))
     image.tensors[planned.name] = Tensor(planned.name, planned.dtype, planned.shape, tuple(chunks))
     return Entry(planned.name, planned.dtype, planned.shape, tuple(boxes))
 

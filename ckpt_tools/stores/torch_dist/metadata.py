@@ -5,7 +5,9 @@ A pickle of `torch.distributed.checkpoint.metadata.Metadata`; field names are th
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import PurePosixPath
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
@@ -27,8 +29,7 @@ class Stored(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """One chunk of a tensor and its frame."""
 
     origin: Shape
@@ -95,12 +96,8 @@ _KNOWN: dict[tuple[str, str], Any] = {
 def parse(data: bytes, where: str) -> tuple[Contents, list[str]]:
     """The contents of a `.metadata` pickle and the foreign classes it names; raises CkptError if it is damaged."""
     value, foreign = loads(data, where, _KNOWN)
-    files: set[str] = set()
     try:
-        stored = {
-            (_text(index.fqn), None if index.offset is None else _sizes(index.offset)): _place(info, files)
-            for index, info in value.storage_data.items()
-        }
+        stored = _places(value.storage_data)
         tensors: dict[str, Entry] = {}
         objects: dict[str, Stored] = {}
         for name, item in value.state_dict_metadata.items():
@@ -124,33 +121,53 @@ def parse(data: bytes, where: str) -> tuple[Contents, list[str]]:
 def _entry(name: str, item: Any, stored: dict[tuple[str, Shape | None], Stored]) -> Entry:
     properties = item.properties
     dtype = properties.raw[0] if hasattr(properties, "raw") else properties.dtype
-    torch_name = dtype.__qualname__ if isinstance(dtype, type) and issubclass(dtype, Inert) else _text(dtype)
-    boxes = tuple(
-        Box(_sizes(chunk.offsets), _sizes(chunk.sizes), stored[name, tuple(chunk.offsets)]) for chunk in item.chunks
-    )
-    shape = _sizes(item.size)
-    if any(len(box.origin) != len(shape) or len(box.shape) != len(shape) for box in boxes):
+    torch_name = dtype.__qualname__ if isinstance(dtype, type) and issubclass(dtype, Inert) else _texts([dtype])[0]
+    (shape,) = _shapes([item.size])
+    boxes = _boxes(name, item.chunks, stored)
+    if {len(box.origin) for box in boxes} - {len(shape)} or {len(box.shape) for box in boxes} - {len(shape)}:
         raise ValueError(f"the chunks of {name} have another rank than its shape {list(shape)}")
     return Entry(name, BY_TORCH[torch_name].name, shape, boxes)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{shortened(value)} is no name")
-    return value
+def _boxes(name: str, chunks: Sequence[Any], stored: dict[tuple[str, Shape | None], Stored]) -> tuple[Box, ...]:
+    origins, shapes = _shapes([chunk.offsets for chunk in chunks]), _shapes([chunk.sizes for chunk in chunks])
+    return tuple(Box(origin, shape, stored[name, origin]) for origin, shape in zip(origins, shapes, strict=True))
 
 
-def _sizes(values: Any) -> Shape:
-    if not isinstance(values, ITEMS) or set(map(type, values)) - {int} or (values and min(values) < 0):
-        raise ValueError(f"{shortened(values)} are no sizes")
-    return tuple(values)
-
-
-def _place(info: Any, files: set[str]) -> Stored:
-    """A frame's place; `files` are names that were found to be inside the directory."""
-    if info.relative_path not in files:
-        path = PurePosixPath(info.relative_path)
+def _places(data: Any) -> dict[tuple[str, Shape | None], Stored]:
+    """Where the frame of every chunk and object lies; raises ValueError for a file outside of the directory."""
+    infos = list(data.values())
+    for name in _texts({info.relative_path for info in infos}):
+        path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{path} is not inside the directory")
-        files.add(info.relative_path)
-    return Stored(info.relative_path, *_sizes((info.offset, info.length)))
+    _check_sizes([number for info in infos for number in (info.offset, info.length)])
+    names = _texts([index.fqn for index in data])
+    origins = iter(_shapes([index.offset for index in data if index.offset is not None]))
+    return {
+        (name, None if index.offset is None else next(origins)): Stored(info.relative_path, info.offset, info.length)
+        for name, (index, info) in zip(names, data.items(), strict=True)
+    }
+
+
+# A large model has tens of thousands of chunks: names and numbers are checked all at once.
+
+
+def _texts(values: Collection[Any]) -> list[str]:
+    if wrong := set(map(type, values)) - {str}:
+        raise TypeError(f"{shortened(next(v for v in values if type(v) in wrong))} is no name")
+    return list(values)
+
+
+def _shapes(values: Sequence[Any]) -> list[Shape]:
+    if wrong := [value for value in values if not isinstance(value, ITEMS)]:
+        raise ValueError(f"{shortened(wrong[0])} are no sizes")
+    shapes = [tuple(value) for value in values]
+    _check_sizes(list(chain.from_iterable(shapes)))
+    return shapes
+
+
+def _check_sizes(numbers: Sequence[Any]) -> None:
+    if set(map(type, numbers)) - {int} or (numbers and min(numbers) < 0):
+        wrong = next(number for number in numbers if type(number) is not int or number < 0)
+        raise ValueError(f"{shortened(wrong)} is no size")

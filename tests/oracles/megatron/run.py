@@ -10,9 +10,11 @@ are; without, it is Megatron's local spec.
 * load: `dir` (a torch-dist iteration directory).
   Result: `equal`, `compared`, `mismatches`, `uncovered`, `common`, `common_keys`.
 * logits: `dir`, optional `seed`, `length`; one rank, fp32.
-  Result: `main` and `mtp` (over all depths) with `max_abs_difference` and `scale`, and `rotary_relative_difference`.
+  Result: `main` and `mtp` (over all depths) with `max_abs_difference` and `scale`, and `rotary_relative_difference`
+  (none without rotary embedding).
 * save: `dir`, optional `content_metadata` (a dict) and `training`
   `{"iteration": 7, "optimizer": "distributed" | "adam", "rng": true, "args": {...}}`.
+* resume: `dir`, `optimizer` as in `training`. Result: `refused`, Megatron's message, "" where it loads.
 * mtp_loss: `ids`, `labels`, `loss_mask` (nested lists [batch, sequence]), `out` (the safetensors file to write gradients to);
   one rank, fp32, no `dir`: the weights are the folder's. Result: `losses` (one per depth), `factor`, `moved` (names).
 * dump: `dir`, `out` (the safetensors file to write); one rank.
