@@ -2,7 +2,8 @@
 """The physical limits of a machine: how fast files are written, with and without reaching the disk, and how `cp` does.
 
 Writes one file of --size several times below --workdir; prints the median of each figure in GB/s of wall time, and the CPU
-seconds a GB costs. Cold means that the file's pages were dropped from the page cache (posix_fadvise) before.
+seconds a GB costs. Cold means that the file's pages were dropped from the page cache (posix_fadvise) before. As in
+bench_convert.py, every step that writes finds memory freed a moment ago: a file of the size was written and deleted, untimed.
 """
 
 from __future__ import annotations
@@ -69,21 +70,21 @@ def one_repeat(folder: Path, size: int) -> dict[str, tuple[float, float]]:
     source, target = folder / "source", folder / "target"
     found: dict[str, tuple[float, float]] = {}
 
-    def step(name: str, work: Callable[[], None], made: Path | None) -> None:
+    def step(name: str, work: Callable[[], None], cold: bool = False) -> None:
         os.sync()
+        write(target, size, sync=False)
+        target.unlink()
+        if cold:
+            drop(source)
         found[name] = measured(work)
-        if made is not None:
-            made.unlink()
+        target.unlink(missing_ok=True)
 
-    step("write", lambda: write(target, size, sync=False), target)
-    step("write and fsync", lambda: write(target, size, sync=True), target)
     write(source, size, sync=True)
-    read(source)
-    step("cp, warm", lambda: copy(source, target), target)
-    drop(source)
-    step("read, cold", lambda: read(source), None)
-    drop(source)
-    step("cp, cold", lambda: copy(source, target), target)
+    step("write", lambda: write(target, size, sync=False))
+    step("write and fsync", lambda: write(target, size, sync=True))
+    step("cp, warm", lambda: copy(source, target))
+    step("read, cold", lambda: read(source), cold=True)
+    step("cp, cold", lambda: copy(source, target), cold=True)
     source.unlink()
     return found
 

@@ -182,6 +182,7 @@ def test_torch_finds_a_tensor_beyond_4_gib_where_we_do(huge_megatron: Path) -> N
         assert not state[tensor.name].flatten()[4:].any()
 
 
+@pytest.mark.slow
 def test_it_is_planned_back_and_its_head_taken_out(huge_megatron: Path, tmp_path: Path) -> None:
     planned = lean("convert", huge_megatron, tmp_path / "hf", "--dry-run")
     assert planned["ok"] is True and planned["result"]["nbytes"] > TERABYTE
@@ -199,7 +200,7 @@ def test_it_is_planned_back_and_its_head_taken_out(huge_megatron: Path, tmp_path
         names = list(stream.keys())
         assert len(names) >= 12
         for name in (name for name in names if ".mtp_layers." in name):
-            assert MARK[0] in stream.get_slice(name)[:1], name
+            assert MARK[0] in stream.get_slice(name)[:4096], name
     shutil.rmtree(tmp_path / "head")
 
 

@@ -20,6 +20,8 @@ from ckpt_tools.stores.torch_dist.claims import overclaimed
 from ckpt_tools.stores.torch_dist.metadata import DCP, parse
 from ckpt_tools.stores.torch_dist.pickles import loads
 
+from .directories import metadata_of
+
 MUCH = 1 << 26
 LITTLE = 8 << 20
 RANGE = op.call(op.glob("builtins", "range"), op.tuple_of((op.integer(MUCH),)))
@@ -90,31 +92,14 @@ def test_cpython_itself_believes_what_a_pickle_says() -> None:
     tracemalloc.stop()
 
 
-METADATA_FIELDS = ("size", "sizes", "offsets", "offset")
-
-
-@pytest.mark.parametrize("field", [*METADATA_FIELDS, "dtype", "fqn"])
+@pytest.mark.parametrize("field", ["size", "sizes", "offsets", "offset", "dtype", "fqn", "relative_path"])
 @pytest.mark.parametrize("value", [RANGE, laughs(24)], ids=["range", "nested"])
 def test_metadata_that_grows_when_it_is_looked_at(field: str, value: bytes) -> None:
-    four = {name: op.integers((4,)) for name in METADATA_FIELDS} | {"dtype": op.glob("torch", "bfloat16")}
-    four |= {"fqn": op.text("t"), field: value}
-    chunk = op.instance(
-        op.glob(DCP, "ChunkStorageMetadata"), op.attributes(offsets=four["offsets"], sizes=four["sizes"])
-    )
-    properties = op.instance(op.glob(DCP, "TensorProperties"), op.tuple_of((four["dtype"],)))
-    tensor = op.attributes(properties=properties, size=four["size"], chunks=op.list_of([chunk]))
-    index = op.instance(op.glob(DCP, "MetadataIndex"), op.attributes(fqn=four["fqn"], offset=four["offset"]))
-    place = op.attributes(relative_path=op.text("x"), offset=op.integer(0), length=op.integer(1))
-    info = op.instance(op.glob("torch.distributed.checkpoint.filesystem", "_StorageInfo"), place)
-    state = op.attributes(
-        state_dict_metadata=op.dict_of([(op.text("t"), op.instance(op.glob(DCP, "TensorStorageMetadata"), tensor))]),
-        storage_data=op.dict_of([(index, info)]),
-    )
     gc.collect()
     tracemalloc.start()
     try:
         with pytest.raises(CkptError) as caught:
-            parse(op.program(op.instance(op.glob(DCP, "Metadata"), state)), "here")
+            parse(metadata_of(**{field: value}), "here")
         assert tracemalloc.get_traced_memory()[1] < LITTLE
     finally:
         tracemalloc.stop()
