@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,14 @@ from .checks import check_hf, check_megatron, shape_differs
 from .engine.moves import Scale
 from .errors import NotFound, error
 from .families import family_of
-from .families.base import HF, MEGATRON, NONE, Family, Variants
+from .families.base import HF, MEGATRON, NONE, Family, Variants, unknown_shape
 from .families.config import Fields
 from .families.dims import Dims
+from .mapping.arrangement import Shape
 from .mapping.detect import Detected, detect, mtp_layers_present
 from .mapping.rules import Bound, Naming, Table, expand, hf_shapes
 from .quantised import read_scales, scale_names
-from .reference import Reference, reference_of
+from .reference import Reference, reference_of, shape_in
 from .report import Report, listed
 from .stores.hf_folder import CONFIG, HfFolder, is_hf_folder, open_folder, read_json
 from .stores.torch_dist.reader import TorchDist, is_torch_dist, open_checkpoint
@@ -135,8 +136,10 @@ def _config_of(store: HfFolder | TorchDist, hf_config: Path | None) -> tuple[dic
     )
 
 
-def _detected_variants(model: Model, side: str, names: Set[str]) -> dict[str, str]:
-    found = {v.kind: v.detect(model.dims, names) for v in model.family.variants if v.side == side}
+def _detected_variants(
+    model: Model, side: str, names: Set[str], shape_of: Callable[[str], Shape | None] = unknown_shape
+) -> dict[str, str]:
+    found = {v.kind: v.detect(model.dims, names, shape_of) for v in model.family.variants if v.side == side}
     return {kind: option for kind, option in found.items() if option is not None}
 
 
@@ -158,7 +161,7 @@ def _count_mtp(model: Model, names: Set[str], report: Report) -> int:
 
 
 def _describe_hf(model: Model, folder: HfFolder) -> None:
-    model.chosen |= _detected_variants(model, HF, folder.tensors.keys())
+    model.chosen |= _detected_variants(model, HF, folder.tensors.keys(), shape_in(folder.tensors))
     model.mtp = _count_mtp(model, folder.tensors.keys(), folder.report)
     model.table = model.table_with(model.mtp)
     expected = hf_shapes(model.table)
@@ -176,8 +179,9 @@ def _describe_hf(model: Model, folder: HfFolder) -> None:
 def _describe_torch_dist(model: Model, store: TorchDist, variants: Variants) -> None:
     keys = store.model_keys
     model.reference = reference_of(model.config_path)
-    recorded = {kind: value for kind, value in model.reference.variants.items() if kind not in variants}
-    model.chosen |= recorded | _detected_variants(model, HF, model.reference.names)
+    original = model.reference
+    recorded = {kind: value for kind, value in original.variants.items() if kind not in variants}
+    model.chosen |= recorded | _detected_variants(model, HF, original.names, original.shape_of)
     model.chosen |= _detected_variants(model, MEGATRON, keys) | dict(model.family.exports)
     _check_vocabulary(model, store)
     model.mtp = _count_mtp(model, keys, store.report)
