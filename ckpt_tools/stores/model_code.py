@@ -22,7 +22,7 @@ NAMING = (
     "video_preprocessor_config.json",
 )
 ELSEWHERE = "--"  # `org/name--module.Class`: the code of another repository
-OUT = ".."
+OUT, MOST = "..", 8 << 20  # bytes of a config or a module
 REFERENCE = re.compile(r"((?:[A-Za-z_]\w*/)*[A-Za-z_]\w*)\.[A-Za-z_]\w*")  # module.Class, as transformers splits it
 
 
@@ -76,7 +76,7 @@ def _references(folder: Path) -> Iterator[tuple[str, str]]:
     """(config file, reference) of every class whose code should lie in this folder."""
     for name in NAMING:
         try:
-            config = json.loads((folder / name).read_text(encoding="utf-8"))
+            config = json.loads(_bytes_of(folder / name))
         except (OSError, ValueError, RecursionError):
             continue
         for reference in _strings(_auto_maps(config)):
@@ -101,10 +101,17 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
+def _bytes_of(path: Path) -> bytes:
+    """A small file's bytes; raises ValueError for one that no model has, which would fill the memory."""
+    if not path.is_file() or path.stat().st_size > MOST:
+        raise ValueError(f"{path} is not read")
+    return path.read_bytes()
+
+
 def _imported(folder: Path, path: Path) -> list[Path]:
     """Files of the folder that a module imports relatively; what cannot be parsed imports nothing that could be known."""
     try:
-        tree = ast.parse((folder / path).read_bytes())
+        tree = ast.parse(_bytes_of(folder / path))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     found: list[Path] = []

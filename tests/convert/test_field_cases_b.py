@@ -39,9 +39,12 @@ def test_an_unknown_name_is_named(shards: int, tiny: Tiny, command: Command, tmp
     assert not (tmp_path / "td").exists()
 
 
-def test_both_names_of_the_inner_layer_are_one(shared_tiny: Tiny, command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "depth"), [("mimo", 2), ("deepseek_v3", 2), ("qwen3_next", 1), ("glm4_moe", 1)])
+def test_both_names_of_the_inner_layer_are_one(
+    family: str, depth: int, shared_tiny: Tiny, command: Command, tmp_path: Path
+) -> None:
     """Megatron versions and forks name the layer inside an MTP layer differently (radixark/miles#1289)."""
-    source = shared_tiny("mimo", mtp=2)
+    source = shared_tiny(family, mtp=depth)
     for name in NAMES:
         command("convert", source, tmp_path / name, "--mtp-name", name)
         inner = {key.split(".")[3] for key in megatron_tensors(tmp_path / name) if key.count(".") > 4 and "mtp." in key}
@@ -51,11 +54,15 @@ def test_both_names_of_the_inner_layer_are_one(shared_tiny: Tiny, command: Comma
     assert tree(tmp_path / f"hf-{NAMES[0]}") == tree(tmp_path / f"hf-{NAMES[1]}")
 
 
-def test_two_names_in_one_checkpoint_are_refused(shared_tiny: Tiny, command: Command, tmp_path: Path) -> None:
-    source = shared_tiny("mimo", mtp=1)
+@pytest.mark.parametrize("part", ["linear_fc", "linear_proj", "layers.1."])
+def test_two_names_in_one_checkpoint_are_refused(
+    part: str, shared_tiny: Tiny, command: Command, tmp_path: Path
+) -> None:
+    """In one layer, or one of two layers."""
+    source = shared_tiny("mimo", mtp=2)
     command("convert", source, tmp_path / "td")
     mixed = {
-        name.replace(*NAMES) if "linear_fc" in name else name: tensor
+        name.replace(*NAMES) if part in name else name: tensor
         for name, tensor in megatron_tensors(tmp_path / "td").items()
     }
     write_torch_dist(tmp_path / "mixed", mixed)

@@ -119,3 +119,21 @@ def test_the_flag_is_read_at_both_levels(
         assert f"text_config: {nested}, top level: {top}" in ran.finding("config-conflict")["actual"]
         command("convert", source, tmp_path / "td", code=1)
         assert not (tmp_path / "td").exists()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_flag_of_a_wrapped_model_stands_with_the_language_model(
+    tied: bool, tiny: Tiny, command: Command, tmp_path: Path
+) -> None:
+    """A multimodal config nests it; what a library fills in at the top does not count."""
+    source = tiny("qwen3_5", tied=tied)
+    with changed_config(source) as config:
+        config.pop("tie_word_embeddings", None)
+        config["text_config"]["tie_word_embeddings"] = tied
+    result = command("inspect", source, "--json").result
+    assert (result["dims"]["tied"], result["tied_from"]) == (tied, "text_config")
+    command("convert", source, tmp_path / "td", "--rest", "drop")
+    assert (OUTPUT in megatron_tensors(tmp_path / "td")) is not tied
+    with changed_config(source) as config:
+        config["tie_word_embeddings"] = not tied
+    assert "config-conflict" in command("inspect", source, "--json", code=1).codes

@@ -188,6 +188,15 @@ def test_code_that_is_none_is_copied_all_the_same(text: str, tiny: Tiny, command
     assert (tmp_path / "out" / TOY).read_text() == text
 
 
+def test_huge_code_is_copied_unread(tiny: Tiny, command: Command, tmp_path: Path) -> None:
+    """Parsing takes a hundred times the size of a file; a model has no such module."""
+    source = toy(tiny("qwen3"))
+    (source / TOY).write_text("from .nowhere import x\n" + "#" * (9 << 20))
+    command("convert", source, tmp_path / "td")
+    assert command("convert", tmp_path / "td", tmp_path / "out", "--json").codes == []
+    assert (tmp_path / "out" / TOY).read_bytes() == (source / TOY).read_bytes()
+
+
 def test_code_of_another_repository_is_not_looked_for(tiny: Tiny, command: Command, tmp_path: Path) -> None:
     source = tiny("qwen3")
     with changed_config(source) as config:
