@@ -91,15 +91,16 @@ def check_megatron(store: TorchDist, table: Table, detected: Detected, what: str
     if missing := [name for name in expected if name not in keys]:
         _missing(report, missing, where, what)
     extra = sorted(keys - expected.keys() - aliases.keys())
-    heads = [] if _has_mtp(table) else [name for name in extra if in_tower(name, (MTP_LAYERS,))]
+    known = _mtp_numbers(table)
+    heads = [name for name in extra if in_tower(name, (MTP_LAYERS,)) and (*name.split("."), "")[2] not in known]
     if heads:
         report.error(
             MTP_UNMAPPED,
-            f"{len(heads)} tensors are of MTP layers, and {what.split()[0]} has none in Hugging Face",
+            f"{len(heads)} tensors are of MTP layers for which {what.split()[0]} has no names in Hugging Face",
             where=where,
-            expected="a family whose releases have MTP layers",
+            expected=f"MTP layers {listed(sorted(known)) or 'of a family whose releases have them'}",
             actual=listed(heads),
-            fix="--mtp drop leaves them out; nobody would load them under a name of our own",
+            fix="--mtp drop leaves MTP layers out; nobody would load them under names of our own",
         )
     if strangers := sorted(set(extra) - set(heads)):
         _extra(report, strangers, where, what)
@@ -118,9 +119,9 @@ def check_megatron(store: TorchDist, table: Table, detected: Detected, what: str
         )
 
 
-def _has_mtp(table: Table) -> bool:
-    """Whether the family has MTP layers, however many this model holds."""
-    return any(axis.name == "mtp" for rule in table.rules for axis in rule.axes)
+def _mtp_numbers(table: Table) -> set[str]:
+    """The numbers of the MTP layers that the table holds."""
+    return {str(number) for rule in table.rules for axis in rule.axes if axis.name == "mtp" for number in axis.megatron}
 
 
 def _check_rounded(report: Report, where: str, tensors: Mapping[str, Tensor | Entry], names: Iterable[str]) -> None:
