@@ -6,10 +6,19 @@ from difflib import get_close_matches
 
 from ...errors import Finding
 from ...report import listed
-from ..formats.base import AUX_IDS, EAGLE_CONFIG, TARGET_HIDDEN, eagle_config
+from ..formats.base import AUX_IDS, EAGLE_CONFIG, NUM_AUX, TARGET_HIDDEN, eagle_config
 from ..formats.eagle_names import expected_shapes
 from ..formats.native import MEGATRON
-from ..servers import SEVERAL_LAYERS, ServerClass, architectures, class_of, every_architecture, reads
+from ..servers import (
+    SEVERAL_LAYERS,
+    VLLM,
+    ServerClass,
+    architectures,
+    class_of,
+    every_architecture,
+    reads,
+    vllm_features,
+)
 from ..spec import EAGLE, EAGLE3, EMBED, HEAD, MTP, T2D, DraftSpec
 from .pair import Pair
 from .tables import THE_TARGETS, served
@@ -60,8 +69,9 @@ def check_architecture(pair: Pair) -> None:
     named = spec.config.get("architectures")
     wanted = (pair.target.architecture,) if spec.kind == MTP else architectures(pair.rules.server, spec)
     known = spec.kind != MTP or not pair.sglang or spec.architecture in architectures(pair.rules.server, spec)
-    if named == [spec.architecture] and spec.architecture in wanted and known:
-        known_class = class_of(spec, pair.rules.server)
+    known_class = class_of(spec, pair.rules.server)
+    loaded = known and (spec.kind == MTP or known_class is not None)
+    if named == [spec.architecture] and spec.architecture in wanted and loaded:
         pair.passed(ARCHITECTURE, wanted[0], known_class.name if known_class else spec.architecture)
         return
     near = get_close_matches(spec.architecture, every_architecture(pair.rules.server), n=3, cutoff=0.6)
@@ -169,8 +179,31 @@ def _eagle3_problems(spec: DraftSpec, where: str) -> list[Finding]:
 def _vllm_key_problems(pair: Pair) -> list[Finding]:
     """vLLM reads aux ids at the top level only and takes each for the INPUT of that layer; without them, the default."""
     spec, found = pair.spec, list[Finding]()
+    if spec.kind == MTP and spec.mtp_layers > 1 and spec.family is not None and spec.family.draft_class == "MiMoV2MTP":
+        found.append(
+            Finding(
+                "mtp-layers-several",
+                "vLLM runs the first of MiMo-V2's MTP layers only",
+                str(spec.config_path),
+                "1 MTP layer",
+                str(spec.mtp_layers),
+                "nothing to do; the others are left out",
+                "warning",
+            )
+        )
     if spec.kind != EAGLE3:
         return found
+    if class_of(spec, VLLM) and (features := vllm_features(spec)) != spec.aux_count:
+        found.append(
+            Finding(
+                "fc-features",
+                f"vLLM makes fc for {features} states of the target",
+                str(spec.config_path),
+                f"{NUM_AUX}: {spec.aux_count}, where the class reads it",
+                f"{features}",
+                "export-draft --format speculators writes it so",
+            )
+        )
     stated = spec.config.get(AUX_IDS)
     taken = tuple(stated) if isinstance(stated, list) else pair.target.default_aux
     wanted = spec.aux if spec.aux is not None else pair.target.default_aux

@@ -9,7 +9,7 @@ from ...errors import CkptError
 from ...report import Report
 from ..spec import EAGLE3, EMBED, FC, FC_BIAS, MTP, DraftSpec, HeadTensor
 from . import base, speculators_mtp
-from .eagle import layer_fields
+from .eagle import FEATURES, layer_fields
 from .eagle_names import O_BIAS, at_layer
 from .maps import made_maps
 from .parts import zeros
@@ -114,6 +114,8 @@ def _eagle3(spec: DraftSpec, target: Target) -> dict[str, Any]:
     }
     if "rope_theta" not in layer and "rope_parameters" not in layer:
         layer["rope_theta"] = spec.rope.theta
+    if spec.aux_count != FEATURES:  # vLLM's class for Llama layers counts neither ids at the top level nor columns
+        layer[base.NUM_AUX] = spec.aux_count
     wide = spec.target_hidden_size
     return {
         "architectures": [EAGLE3_ARCHITECTURE],
