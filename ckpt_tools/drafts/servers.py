@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .formats.base import AUX_IDS, NUM_AUX, eagle_config
+from .formats.base import AUX_IDS, LAYER_CONFIG, NUM_AUX, eagle_config, nested
 from .formats.eagle_names import AUX_NORM_ALIASES, INPUT_NORM, LAYER_NORM, MIDLAYER, QK_NORM, at_layer
 from .spec import D2T, EAGLE, EAGLE3, EMBED, FC_BIAS, HEAD, MTP, T2D, DraftSpec
 
@@ -178,14 +178,13 @@ def class_of(spec: DraftSpec, server: str = SGLANG) -> ServerClass | None:
 
 def layer_type(spec: DraftSpec) -> str:
     """The model type of the decoder layer of an EAGLE-3 head in speculators' form, "" for any other head."""
-    layer = spec.config.get("transformer_layer_config")
-    return str(layer.get("model_type", "llama")) if spec.kind == EAGLE3 and isinstance(layer, Mapping) else ""
+    layer = nested(spec.config, LAYER_CONFIG) if spec.kind == EAGLE3 else {}
+    return str(layer.get("model_type", "llama")) if layer else ""
 
 
 def vllm_features(spec: DraftSpec) -> int:
     """How many states of the target vLLM makes `fc` for; only its class for Qwen3 layers counts ids at the top level."""
-    layer = spec.config.get("transformer_layer_config")
-    seen = layer if isinstance(layer, Mapping) else spec.config
+    seen = nested(spec.config, LAYER_CONFIG) or spec.config
     known = class_of(spec, VLLM)
     if isinstance(stated := seen.get(NUM_AUX), int):
         return stated
