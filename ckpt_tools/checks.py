@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from .mapping.detect import Detected
-from .mapping.rules import Naming, Table, megatron_shapes
+from .mapping.rules import Naming, State, Table, hf_shapes, megatron_shapes, state_keys
 from .report import Report, listed
+from .stores.base import Tensor
 from .stores.hf_folder import HfFolder
 from .stores.torch_dist.metadata import Entry
 from .stores.torch_dist.reader import TorchDist
 
 Shape = tuple[int, ...]
+MTP_LAYERS, MTP_UNMAPPED = ("mtp", "layers"), "mtp-unmapped"
+NARROW = ("BF16", "F16")
 
 
 def check_hf(
@@ -44,6 +47,7 @@ def check_hf(
         _missing(report, missing, where, what)
     if extra := sorted(others - set(apart)):
         _extra(report, extra, where, what)
+    _check_rounded(report, where, tensors, hf_shapes(_pinned(table)))
     if dropped := [name for name in table.recomputed if name in tensors]:
         report.note(
             "buffers-recomputed",
@@ -55,6 +59,11 @@ def check_hf(
             if name in tensors and tensors[name].shape != shape:
                 shape_differs(report, name, where, shape, tensors[name].shape)
     return apart
+
+
+def _pinned(table: Table) -> Table:
+    """The rules whose tensors no option may cast."""
+    return Table(tuple(rule for rule in table.rules if rule.keep_dtype))
 
 
 def in_tower(name: str, towers: Iterable[tuple[str, ...]]) -> bool:
@@ -81,17 +90,49 @@ def check_megatron(store: TorchDist, table: Table, detected: Detected, what: str
     aliases = alias_names(table, detected.naming)
     if missing := [name for name in expected if name not in keys]:
         _missing(report, missing, where, what)
-    if extra := sorted(keys - expected.keys() - aliases.keys()):
-        _extra(report, extra, where, what)
+    extra = sorted(keys - expected.keys() - aliases.keys())
+    heads = [] if _has_mtp(table) else [name for name in extra if in_tower(name, (MTP_LAYERS,))]
+    if heads:
+        report.error(
+            MTP_UNMAPPED,
+            f"{len(heads)} tensors are of MTP layers, and {what.split()[0]} has none in Hugging Face",
+            where=where,
+            expected="a family whose releases have MTP layers",
+            actual=listed(heads),
+            fix="--mtp drop leaves them out; nobody would load them under a name of our own",
+        )
+    if strangers := sorted(set(extra) - set(heads)):
+        _extra(report, strangers, where, what)
     for name, shape in expected.items():
         if name in keys and store.contents.tensors[name].shape != shape:
             shape_differs(report, name, where, shape, store.contents.tensors[name].shape)
+    pinned = (megatron_shapes(rule, detected.naming.template(rule)) for rule in _pinned(table).rules)
+    _check_rounded(report, where, store.contents.tensors, (name for names in pinned for name in names))
     _check_aliases(store, aliases)
+    _check_states(store, table, detected.naming.stacked)
     if store.training_keys:
         report.note(
             "training-state",
             f"{len(store.training_keys)} optimizer, RNG and scheduler entries are left where they are",
             where=where,
+        )
+
+
+def _has_mtp(table: Table) -> bool:
+    """Whether the family has MTP layers, however many this model holds."""
+    return any(axis.name == "mtp" for rule in table.rules for axis in rule.axes)
+
+
+def _check_rounded(report: Report, where: str, tensors: Mapping[str, Tensor | Entry], names: Iterable[str]) -> None:
+    """Every release stores the router's selection bias in float32; a rounded one chooses other experts."""
+    if rounded := [name for name in names if name in tensors and tensors[name].dtype in NARROW]:
+        report.warn(
+            "router-bias-rounded",
+            "the router's selection bias is stored in 16 bits: experts may be chosen otherwise than by the original",
+            where=where,
+            expected="F32",
+            actual=listed(rounded),
+            fix="values are kept as they are; if a tool rounded them, take the bias of the original release",
         )
 
 
@@ -122,6 +163,25 @@ def _check_aliases(store: TorchDist, aliases: Mapping[str, str]) -> None:
 
 def _frames(entry: Entry) -> set[object]:
     return {box.stored for box in entry.boxes}
+
+
+def _check_states(store: TorchDist, table: Table, stacked: bool) -> None:
+    """A module whose `_extra_state` is stored for some layers only lost the others: strict Megatron refuses to load it."""
+    absent: list[str] = []
+    for state in table.states:
+        for spelling in state.spellings:
+            keys = state_keys(Table((), (State((spelling,), state.axes),)), Naming(stacked))
+            gone = [key for key in keys if key not in store.contents.objects]
+            absent += gone if len(gone) < len(keys) else []
+    if absent:
+        store.report.note(
+            "extra-state-partial",
+            f"{len(absent)} _extra_state objects are not there, of modules that have them in other layers",
+            where=str(store.root),
+            expected="one per layer, or none",
+            actual=f"absent: {listed(absent)}",
+            fix="the weights are complete; where Megatron insists, convert to Hugging Face and back",
+        )
 
 
 def _missing(report: Report, names: list[str], where: str, what: str) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from .compare import duplicate_difference, duplicate_finding
-from .errors import CkptError
+from .errors import CkptError, Finding
 from .families.config import Fields
 from .mapping.arrangement import Shape
-from .mapping.rules import Naming, State, Table, state_keys
 from .model import HF_COPY, Model, describe, open_store
 from .refs.ranges import hashes_of
-from .report import Outcome, listed
+from .report import Outcome, ranges
 from .stores.base import Tensor
 from .stores.checksums import check as check_sums
 from .stores.hf_folder import HfFolder
@@ -122,7 +121,6 @@ def _identify(found: Inspection, model: Model) -> None:
     if model.detected is not None:
         found.variants = {kind: " and ".join(values) for kind, values in model.detected.variants.items() if values}
         found.padded_vocab_size = model.stored_vocab
-        _check_states(model, model.store)
     if model.declared == 0 and model.family.undeclared_mtp and model.mtp:
         model.store.report.note(
             "mtp-uncounted",
@@ -130,34 +128,19 @@ def _identify(found: Inspection, model: Model) -> None:
             where=str(model.config_path),
         )
     elif model.declared != model.mtp:
-        model.store.report.error(
-            "config-claims-mtp" if model.declared > model.mtp else "mtp-undeclared",
+        claimed = model.declared > model.mtp
+        finding = Finding(
+            "config-claims-mtp" if claimed else "mtp-undeclared",
             f"the config declares {model.declared} MTP layers and the keys show {model.mtp}",
             where=str(model.config_path),
             expected="the same count",
             actual=f"{model.declared} declared, {model.mtp} found",
-            fix="put the head back, or set the count to what is there (`convert --mtp drop` writes 0)",
+            fix="put the head back, or set the count to what is there (`convert --mtp drop` writes 0)"
+            if claimed
+            else f"sound without its MTP layers; --mtp {model.mtp} converts them, --mtp-layers {model.mtp} extracts them",
+            severity="error" if claimed else "warning",
         )
-
-
-def _check_states(model: Model, store: HfFolder | TorchDist) -> None:
-    """A module whose `_extra_state` is stored for some layers only lost the others: strict Megatron refuses to load it."""
-    assert isinstance(store, TorchDist)
-    absent: list[str] = []
-    for state in model.table.states:
-        for spelling in state.spellings:
-            keys = state_keys(Table((), (State((spelling,), state.axes),)), Naming(model.naming.stacked))
-            gone = [key for key in keys if key not in store.contents.objects]
-            absent += gone if len(gone) < len(keys) else []
-    if absent:
-        store.report.note(
-            "extra-state-partial",
-            f"{len(absent)} _extra_state objects are not there, of modules that have them in other layers",
-            where=str(store.root),
-            expected="one per layer, or none",
-            actual=f"absent: {listed(absent)}",
-            fix="the weights are complete; where Megatron insists, convert to Hugging Face and back",
-        )
+        model.store.report.findings.append(finding)
 
 
 def _check_deep(model: Model) -> None:
@@ -181,20 +164,8 @@ def fold(tensors: Iterable[tuple[str, str, Shape]]) -> list[Folded]:
         groups.setdefault((tuple(pieces[::2]), dtype, shape), []).append(pieces[1::2])
     folded = []
     for ((first, *texts), dtype, shape), indices in groups.items():
-        columns = (_ranges(sorted(map(int, set(column)))) for column in zip(*indices, strict=True))
+        columns = (ranges(map(int, set(column))) for column in zip(*indices, strict=True))
         name = first + "".join(chain.from_iterable(zip(columns, texts, strict=True)))
         single = Tensor("", dtype, shape, ()).nbytes
         folded.append(Folded(name, dtype, shape, len(indices), single * len(indices)))
     return folded
-
-
-def _ranges(values: list[int]) -> str:
-    if len(values) == 1:
-        return str(values[0])
-    spans: list[list[int]] = []
-    for value in values:
-        if spans and value == spans[-1][1] + 1:
-            spans[-1][1] = value
-        else:
-            spans.append([value, value])
-    return "{" + ",".join(f"{a}..{b}" if a != b else str(a) for a, b in spans) + "}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,20 @@ from .checks import check_hf, check_megatron, shape_differs
 from .engine.moves import Scale
 from .errors import NotFound, error
 from .families import family_of
-from .families.base import HF, MEGATRON, NONE, Family, Variants
+from .families.base import HF, MEGATRON, NONE, Family, Variants, unknown_shape
 from .families.config import Fields
 from .families.dims import Dims
+from .mapping.arrangement import Shape
 from .mapping.detect import Detected, detect, mtp_layers_present
 from .mapping.rules import Bound, Naming, Table, expand, hf_shapes
 from .quantised import read_scales, scale_names
-from .reference import Reference, reference_of
+from .reference import Reference, reference_of, shape_in
 from .report import Report, listed
 from .stores.hf_folder import CONFIG, HfFolder, is_hf_folder, open_folder, read_json
 from .stores.torch_dist.reader import TorchDist, is_torch_dist, open_checkpoint
 
 HF_COPY = "hf"  # inside the iteration directory: the config and sidecars that came with the weights
+HALVES, SLIME = "mtp_halves", "slime"
 EMBEDDING = "embedding.word_embeddings.weight"
 
 
@@ -113,7 +115,7 @@ def describe(store: HfFolder | TorchDist, hf_config: Path | None = None, variant
         store.report.raise_errors()
         _describe_hf(model, store)
     else:
-        _describe_torch_dist(model, store)
+        _describe_torch_dist(model, store, variants)
     return model
 
 
@@ -134,8 +136,10 @@ def _config_of(store: HfFolder | TorchDist, hf_config: Path | None) -> tuple[dic
     )
 
 
-def _detected_variants(model: Model, side: str, names: Set[str]) -> dict[str, str]:
-    found = {v.kind: v.detect(model.dims, names) for v in model.family.variants if v.side == side}
+def _detected_variants(
+    model: Model, side: str, names: Set[str], shape_of: Callable[[str], Shape | None] = unknown_shape
+) -> dict[str, str]:
+    found = {v.kind: v.detect(model.dims, names, shape_of) for v in model.family.variants if v.side == side}
     return {kind: option for kind, option in found.items() if option is not None}
 
 
@@ -157,7 +161,7 @@ def _count_mtp(model: Model, names: Set[str], report: Report) -> int:
 
 
 def _describe_hf(model: Model, folder: HfFolder) -> None:
-    model.chosen |= _detected_variants(model, HF, folder.tensors.keys())
+    model.chosen |= _detected_variants(model, HF, folder.tensors.keys(), shape_in(folder.tensors))
     model.mtp = _count_mtp(model, folder.tensors.keys(), folder.report)
     model.table = model.table_with(model.mtp)
     expected = hf_shapes(model.table)
@@ -172,16 +176,34 @@ def _describe_hf(model: Model, folder: HfFolder) -> None:
     model.towers = check_hf(folder, model.table, expected, what, scale_names(folder), model.family.other_towers)
 
 
-def _describe_torch_dist(model: Model, store: TorchDist) -> None:
+def _describe_torch_dist(model: Model, store: TorchDist, variants: Variants) -> None:
     keys = store.model_keys
     model.reference = reference_of(model.config_path)
-    model.chosen |= dict(model.reference.variants) | _detected_variants(model, HF, model.reference.names)
+    original = model.reference
+    recorded = {kind: value for kind, value in original.variants.items() if kind not in variants}
+    model.chosen |= recorded | _detected_variants(model, HF, original.names, original.shape_of)
     model.chosen |= _detected_variants(model, MEGATRON, keys) | dict(model.family.exports)
     _check_vocabulary(model, store)
     model.mtp = _count_mtp(model, keys, store.report)
     model.table = model.table_with(model.mtp, model.stored_vocab)
     model.detected = detect(model.table, keys)
     check_megatron(store, model.table, model.detected, f"{model.family.name} with {model.mtp} MTP layers")
+    if model.mtp and HALVES in model.chosen and HALVES not in {**variants, **recorded}:
+        _check_halves(model, store)
+
+
+def _check_halves(model: Model, store: TorchDist) -> None:
+    """No key tells in which order the joint projection reads its halves; that slime wrote the rest does make one doubt."""
+    if SLIME not in model.chosen.values() and "slime" not in str(store.argument("spec")):
+        return
+    store.report.warn(
+        "eh-proj-order",
+        "slime wrote this, and slime exchanges the halves of this family's joint projection; they are read as they are",
+        where=str(store.root),
+        expected="--mtp-halves swapped if slime converted the weights, straight if ckpt-tools did",
+        actual="neither is asked for",
+        fix="say which; a head with exchanged halves loads and drafts noise",
+    )
 
 
 def _check_vocabulary(model: Model, store: TorchDist) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .errors import NotFound, error
+from .families.base import unknown_shape
+from .mapping.arrangement import Shape
+from .stores.base import Tensor
 from .stores.dtypes import BY_NAME
 from .stores.hf_folder import INDEX, open_folder, read_json
 from .stores.sidecars import MANIFEST
@@ -17,7 +20,7 @@ BLOCK_SCALE = "_scale_inv"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """`names` and `dtypes` are those of the tensors that were seen; `variants` were recorded by an earlier conversion.
+    """`names`, `dtypes` and `shape_of` are of the tensors that were seen; `variants` were recorded by an earlier conversion.
 
     `quantised` are the weights that had block scales.
     """
@@ -26,6 +29,12 @@ class Reference:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
     quantised: frozenset[str] = frozenset()
+    shape_of: Callable[[str], Shape | None] = unknown_shape
+
+
+def shape_in(tensors: Mapping[str, Tensor]) -> Callable[[str], Shape | None]:
+    """The shape of a stored tensor by its name, or None."""
+    return lambda name: tensors[name].shape if name in tensors else None
 
 
 CARRIED = "family"  # in the manifest of a carried copy, not in that of a Hugging Face folder
@@ -41,7 +50,8 @@ def reference_of(config_path: Path) -> Reference:
     tensors = open_folder(folder).tensors
     names = frozenset((*indexed, *tensors))
     quantised = frozenset(name for name in names if name + BLOCK_SCALE in names)
-    return Reference(names, {name: tensor.dtype for name, tensor in tensors.items()}, {}, quantised)
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    return Reference(names, dtypes, {}, quantised, shape_in(tensors))
 
 
 def _carried(manifest: Mapping[str, Any], path: Path) -> Reference:

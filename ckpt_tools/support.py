@@ -8,7 +8,7 @@ from .families import FAMILIES
 from .families.base import Family
 
 # MiMo-V2: SGLang feeds each of its MTP layers the state before the final norm, with a window; measured on a server only.
-SERVER_ONLY = ("mimo_v2", "bailing_moe", "step3p5", "nemotron_h")
+SERVER_ONLY = ("mimo_v2", "bailing_moe", "step3p5", "nemotron_h", "glm4v_moe", "kimi_vl", "step3p7")
 MARKDOWN_HEADERS = (
     "family",
     "models",

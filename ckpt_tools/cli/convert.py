@@ -190,13 +190,17 @@ def _show(out: Output, result: Result) -> None:
             f"{result.destination} ({result.to}, {result.family}, {result.layout} layers)",
         ),
         ("tensors", f"{result.tensors} in {result.files} files, {human_bytes(result.nbytes)}"),
+        *(_costs(result) if result.dry_run else ()),
         ("MTP layers", f"{result.mtp_found} found, {result.mtp_written} written"),
         ("vocabulary", padded),
     ]
+    if result.to == HF or result.carried:
+        rows.append(("carried", f"{result.carried} tensors of the original, byte for byte"))
     if result.resumed:
         rows.append(("continued", f"{human_bytes(result.resumed)} were there from an interrupted run"))
-    if result.sidecars:
-        rows.append(("sidecars", ", ".join(result.sidecars)))
+    rows.append(("sidecars", ", ".join(result.sidecars) or "none"))
+    if result.absent:
+        rows.append(("not there", ", ".join(result.absent)))
     if result.timing:
         seconds = result.timing["write_s"]
         speed = human_bytes(int((result.nbytes - result.resumed) / max(seconds, 1e-9)))
@@ -209,3 +213,13 @@ def _show(out: Output, result: Result) -> None:
     if result.verified is not None:
         rows.append(("verified", "every tensor of the output equals the source"))
     out.pairs(rows)
+
+
+def _costs(result: Result) -> list[tuple[str, str]]:
+    """What a run would take."""
+    return [
+        ("reads", human_bytes(result.nbytes_read)),
+        ("writes", human_bytes(result.nbytes)),
+        ("memory", f"up to {human_bytes(result.memory)}"),
+        ("disk", f"{human_bytes(result.disk_needed)} needed, {human_bytes(result.disk_free)} free"),
+    ]

@@ -1,9 +1,8 @@
-"""`ckpt-tools registry`: one group of verbs over a folder of manifests."""
+"""`ckpt-tools registry`: one group of verbs over a folder or Hub repository of manifests."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,17 +11,20 @@ from ..drafts.checks.pair import Rules
 from ..drafts.servers import SERVERS
 from ..errors import ExitCode, Finding
 from ..refs import resolve
+from ..registry.base import Place
 from ..registry.heads import Addition, Heads, Listed, add, check, resolve_heads
 from ..registry.manifest import Measured
-from ..registry.store import VARIABLE, default_folder, get, read_all, remove
+from ..registry.store import VARIABLE, get, opened, read_all, remove
 from .options import talking
 from .output import Output, human_bytes
 
 where = click.option(
     "--registry",
-    "folder",
-    type=click.Path(path_type=Path),
-    help=f"The registry's folder; {VARIABLE} or the user's data directory if not given.",
+    "place",
+    metavar="REF",
+    help="The registry: a folder, or a Hub repository as org/name[@branch] or hf://... (a new folder of two parts is ./a/b); "
+    f"{VARIABLE} or the user's data directory if not given.",
+    callback=lambda context, option, ref: opened(ref, os.environ),
 )
 
 
@@ -31,14 +33,10 @@ def command() -> None:
     """Keep heads with their targets: verified when they are added, checked and found again later."""
 
 
-def _folder(folder: Path | None) -> Path:
-    return (folder or default_folder(os.environ)).absolute()
-
-
-def _finish(out: Output, folder: Path, action: str, heads: list[Listed], findings: list[Finding] | None = None) -> int:
+def _finish(out: Output, place: Place, action: str, heads: list[Listed], findings: list[Finding] | None = None) -> int:
     found = findings or []
     code = ExitCode.FAILED if any(finding.severity == "error" for finding in found) else ExitCode.OK
-    result = Heads(str(folder), action, heads)
+    result = Heads(place.where, action, heads)
     return out.finish(result, found, lambda: _show(out, result), code)
 
 
@@ -65,60 +63,60 @@ def add_command(
     allow_vocab_padding: bool,
     allow_prefix_vocab: bool,
     overwrite: bool,
-    folder: Path | None,
+    place: Place,
 ) -> int:
     """Verify DRAFT against its target and record it with the target's identity and the hash of every file."""
     rules = Rules(server=server, allow_vocab_padding=allow_vocab_padding, allow_prefix_vocab=allow_prefix_vocab)
     measured = Measured(accept_length=accept_length, steps=steps) if accept_length else None
-    entry, findings = add(_folder(folder), Addition(name, draft, target, rules, measured, overwrite))
-    return _finish(out, _folder(folder), "add", [Listed(entry)], findings)
+    entry, findings = add(place, Addition(name, draft, target, rules, measured, overwrite))
+    return _finish(out, place, "add", [Listed(entry)], findings)
 
 
 @command.command("list")
 @where
 @talking("registry")
-def list_command(out: Output, folder: Path | None) -> int:
+def list_command(out: Output, place: Place) -> int:
     """List every head."""
-    entries, findings = read_all(_folder(folder))
-    return _finish(out, _folder(folder), "list", [Listed(entry) for entry in entries], findings)
+    entries, findings = read_all(place)
+    return _finish(out, place, "list", [Listed(entry) for entry in entries], findings)
 
 
 @command.command("show")
 @click.argument("name")
 @where
 @talking("registry")
-def show_command(out: Output, name: str, folder: Path | None) -> int:
+def show_command(out: Output, name: str, place: Place) -> int:
     """Show everything that is recorded of one head."""
-    return _finish(out, _folder(folder), "show", [Listed(get(_folder(folder), name))])
+    return _finish(out, place, "show", [Listed(get(place, name))])
 
 
 @command.command("check")
 @click.argument("name", required=False)
 @where
 @talking("registry")
-def check_command(out: Output, name: str | None, folder: Path | None) -> int:
+def check_command(out: Output, name: str | None, place: Place) -> int:
     """Repeat everything for one head or all: hashes of files, identity of the target, verification."""
-    entries, findings = ([get(_folder(folder), name)], []) if name else read_all(_folder(folder))
-    return _finish(out, _folder(folder), "check", [Listed(entry) for entry in entries], [*findings, *check(entries)])
+    entries, findings = ([get(place, name)], []) if name else read_all(place)
+    return _finish(out, place, "check", [Listed(entry) for entry in entries], [*findings, *check(entries)])
 
 
 @command.command("resolve")
 @click.argument("target")
 @where
 @talking("registry")
-def resolve_command(out: Output, target: str, folder: Path | None) -> int:
+def resolve_command(out: Output, target: str, place: Place) -> int:
     """List the heads that fit TARGET, those of its very weights first, the best measured first."""
-    heads, findings = resolve_heads(_folder(folder), resolve(target, weights=False))
-    return _finish(out, _folder(folder), "resolve", heads, findings)
+    heads, findings = resolve_heads(place, resolve(target, weights=False))
+    return _finish(out, place, "resolve", heads, findings)
 
 
 @command.command("remove")
 @click.argument("name")
 @where
 @talking("registry")
-def remove_command(out: Output, name: str, folder: Path | None) -> int:
+def remove_command(out: Output, name: str, place: Place) -> int:
     """Forget a head; its files stay where they are."""
-    return _finish(out, _folder(folder), "remove", [Listed(remove(_folder(folder), name))])
+    return _finish(out, place, "remove", [Listed(remove(place, name))])
 
 
 def _show(out: Output, found: Heads) -> None:

@@ -43,7 +43,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="REPORT", help="An earlier --json output.")
 @click.option("--report", type=click.Path(path_type=Path), metavar="OUT.html", help="Write one self-contained page.")
 @click.option("--register", metavar="NAME", help="Record the accept length in this head's registry entry.")
-@click.option("--registry", type=click.Path(path_type=Path), help="The registry's folder, as for `registry`.")
+@click.option("--registry", metavar="REF", help="Where that is, as for `registry`.")
 @click.option("--server", metavar="URL", help="Measure a running SGLang server instead of decoding here.")
 @talking("smoke")
 def command(
@@ -65,7 +65,7 @@ def command(
     baseline: Path | None,
     report: Path | None,
     register: str | None,
-    registry: Path | None,
+    registry: str | None,
     server: str | None,
 ) -> int:
     """Run speculative decoding of TARGET with the head DRAFT, with real verification.
@@ -105,14 +105,11 @@ def command(
     return out.finish(result, findings, lambda: show(out, result, findings), ExitCode.OK if sound else ExitCode.FAILED)
 
 
-def _register(name: str, folder: Path | None, accept_length: float, steps: int) -> None:
+def _register(name: str, registry: str | None, accept_length: float, steps: int) -> None:
     from ..registry.manifest import Measured
-    from ..registry.store import default_folder, get, put
+    from ..registry.store import amend, opened
 
-    where = (folder or default_folder(os.environ)).absolute()
-    entry = get(where, name)
-    measured = Measured(accept_length=accept_length, steps=steps)
-    put(where, entry.model_copy(update={"measured": measured}), overwrite=True)
+    amend(opened(registry, os.environ), name, measured=Measured(accept_length=accept_length, steps=steps))
 
 
 def show(out: Output, report: object, findings: Sequence[Finding]) -> None:

@@ -17,6 +17,7 @@ from .pushing import Publication, pushing
 from .registry import where
 
 if TYPE_CHECKING:
+    from ..registry.base import Place
     from ..registry.manifest import Measured
     from ..speculate.results import Acceptance
     from ..tune.run import TunedHead
@@ -77,7 +78,7 @@ def command(
     state: Path | None,
     resume: bool,
     register: str | None,
-    folder: Path | None,
+    place: Place,
     hf_config: str | None,
     target_name: str | None,
     verify: bool,
@@ -97,7 +98,6 @@ def command(
     from ..drafts.export import Options as Writing
     from ..refs import resolve
     from ..registry.heads import Addition, add
-    from ..registry.store import default_folder
     from ..tune.run import Job, Reading, tune
     from .drafts import called, identity_of, verified
 
@@ -130,7 +130,7 @@ def command(
         found.result.registered = register
         measured = measured_of(found.result, job.settings.steps)
         addition = Addition(register, str(out_folder), target, measured=measured, overwrite=overwrite)
-        found.findings.extend(add(folder or default_folder(os.environ), addition).findings)
+        found.findings.extend(add(place, addition).findings)
     sent = [] if dry_run else publication.send(out, out_folder, target)
     return out.finish(found.result, [*found.findings, *sent], lambda: show(out, found.result))
 

@@ -12,42 +12,31 @@ from ..families.base import HF as HF_SIDE
 from ..families.edits import dtype_edits, edited_config, mtp_edits, quantisation_removals
 from ..model import HF_COPY, Model
 from ..reference import BLOCK_SCALE
-from ..report import Report, listed
 from ..stores.checksums import CHECKSUMS, checksums, files_below
 from ..stores.dtypes import BY_NAME
 from ..stores.hf_folder import CONFIG
 from ..stores.sidecars import MANIFEST, copy_sidecars
 from ..stores.torch_dist.reader import TorchDist
+from .companions import Companions
 from .options import Options
 from .plan import Plan
 
-TOKENIZERS = frozenset(("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model"))
 
-
-def finish(model: Model, plan: Plan, options: Options, root: Path, duplicates: set[str], report: Report) -> list[str]:
-    """Write config and sidecars at `root` of a Hugging Face folder, in `hf/` of a torch-dist iteration; returns their names."""
+def finish(
+    model: Model, plan: Plan, options: Options, root: Path, duplicates: set[str], companions: Companions
+) -> None:
+    """Write config and companions at `root` of a Hugging Face folder, in `hf/` of a torch-dist iteration."""
     to_hf = isinstance(model.store, TorchDist)
     folder = root if to_hf else root / HF_COPY
     folder.mkdir(exist_ok=True)
     edits = config_edits(model, plan, options, to_hf)
     (folder / CONFIG).write_bytes(edited_config(model.config_path.read_bytes(), edits))
-    own_folder = options.hf_config is None or options.hf_config.is_dir()
-    copied = copy_sidecars(model.config_path.parent, folder) if own_folder else []
+    copy_sidecars(companions.folder, folder, companions.files)
     manifest = {"written_by": f"ckpt-tools {__version__}"} | ({} if to_hf else _manifest(model, plan, duplicates))
     if options.checksums:
         manifest[CHECKSUMS] = checksums(root, files_below(root, folder / MANIFEST, but=FOLDER))
     if options.checksums or not to_hf:
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    if not TOKENIZERS & set(copied):
-        report.warn(
-            "no-tokenizer",
-            "no tokenizer came with the config",
-            where=str(model.config_path.parent),
-            expected="one of " + listed(sorted(TOKENIZERS)),
-            actual="none",
-            fix="name a folder with the tokenizer as --hf-config, or copy it by hand",
-        )
-    return copied
 
 
 def config_edits(model: Model, plan: Plan, options: Options, to_hf: bool) -> dict[tuple[str, ...], Any]:
@@ -69,7 +58,9 @@ def _manifest(model: Model, plan: Plan, duplicates: set[str]) -> dict[str, Any]:
     return {
         "family": model.family.name,
         "stored_duplicates": sorted(duplicates),
-        "variants": {v.kind: model.chosen[v.kind] for v in model.family.variants if v.side == HF_SIDE},
+        "variants": {
+            v.kind: model.chosen[v.kind] for v in model.family.variants if v.side == HF_SIDE or not v.marks(model.dims)
+        },
         "dtypes": plan.dtypes,
         "quantised": sorted(name for name in model.scales if name + BLOCK_SCALE in model.store.tensors),
     }

@@ -42,7 +42,12 @@ class Options:
 
 @dataclass(slots=True)
 class Result:
-    """`timing` is empty for a dry run; `verified` is None unless asked for. `resumed` bytes were written by an earlier run."""
+    """`timing` is empty for a dry run; `verified` is None unless asked for. `resumed` bytes were written by an earlier run.
+
+    `nbytes` are written and `nbytes_read` read; `memory` is the most anonymous memory to expect, `disk_needed` what has still
+    to be free. `carried` tensors are outside the table and travel byte for byte: on the way back they are the original's.
+    `sidecars` are the files that travel beside the weights, `absent` the usual ones that are not there.
+    """
 
     source: str
     destination: str
@@ -57,7 +62,13 @@ class Result:
     vocab_size: int
     padded_vocab_size: int
     dry_run: bool
+    nbytes_read: int = 0
+    memory: int = 0
+    disk_needed: int = 0
+    disk_free: int = 0
+    carried: int = 0
     verified: bool | None = None
     resumed: int = 0
     sidecars: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)

@@ -11,7 +11,10 @@ from ..stores.dtypes import FLOATS
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A checked program and what it was decided from; `dtypes` are source dtypes that the output does not show."""
+    """A checked program and what it was decided from; `dtypes` are source dtypes that the output does not show.
+
+    `carried` is the number of tensors that no table row makes.
+    """
 
     program: Program
     table: Table
@@ -19,6 +22,7 @@ class Plan:
     layout: str
     padded_vocab: int
     dtypes: dict[str, str]
+    carried: int = 0
 
 
 def target_dtype(rule: Rule, source: str, wanted: str | None) -> str:

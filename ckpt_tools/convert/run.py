@@ -6,18 +6,21 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from ..checks import MTP_UNMAPPED
 from ..engine.execute import Timing
-from ..engine.output import check_space, check_target
+from ..engine.memory import expected_peak
+from ..engine.output import check_space, check_target, space_for, to_write
 from ..engine.ranks import ALONE, Ranks
 from ..errors import CkptError, UsageProblem, error
 from ..families.limits import inexpressible, inexpressible_rope
-from ..model import Model, open_model
+from ..model import Model, describe, open_store
 from ..report import Outcome, Report
 from ..stores.hf_folder import is_hf_folder
 from ..stores.torch_dist.reader import is_torch_dist
+from .companions import Companions, companions_of
 from .duplicates import settle_duplicates
 from .mtp import mtp_to_write
-from .options import HF, TORCH_DIST, Options, Result
+from .options import HF, MTP_DROP, TORCH_DIST, Options, Result
 from .plan import Plan
 from .to_hf import plan_hf
 from .to_megatron import plan_megatron
@@ -39,7 +42,7 @@ def convert(
     """
     began = time.perf_counter()
     check_target(source, target, options.overwrite, is_checkpoint)
-    model = open_model(source, options.hf_config, options.variants)
+    model = _open(source, options)
     to = TORCH_DIST if model.is_hf else HF
     if options.to not in (None, to):
         raise error(
@@ -54,15 +57,29 @@ def convert(
     mtp = mtp_to_write(model, options.mtp)
     report = Report(list(model.store.report.findings))
     duplicates = settle_duplicates(model, options, report)
+    companions = companions_of(model, options, to, report)
     plan = plan_megatron(model, mtp, options) if model.is_hf else plan_hf(model, mtp, options, duplicates)
     _remark(model, report)
-    result = _result(source, target, to, model, plan, options)
+    result = _result(source, target, to, model, plan, options, companions)
     if options.dry_run:
         _remark_space(target, plan, report)
         return Outcome(result, report.findings)
-    timing = write(model, plan, options, duplicates, report, result, starting or _silent, ranks)
+    timing = write(model, plan, options, duplicates, companions, result, starting or _silent, ranks)
     _record(result, timing, began)
     return Outcome(result, report.findings)
+
+
+def _open(source: Path, options: Options) -> Model:
+    """As `open_model`; layers that are to be left out need no place."""
+    model = describe(open_store(source), options.hf_config, options.variants)
+    report = model.store.report
+    if options.mtp in (MTP_DROP, 0):
+        report.findings = [
+            replace(finding, severity="warning", fix="") if finding.code == MTP_UNMAPPED else finding
+            for finding in report.findings
+        ]
+    report.raise_errors()
+    return model
 
 
 def _silent(total: int) -> None:
@@ -77,7 +94,7 @@ def _record(result: Result, timing: Timing, began: float) -> None:
 def _remark_space(target: Path, plan: Plan, report: Report) -> None:
     """A dry run tells of a full disk and goes on: the plan itself is right."""
     try:
-        check_space(target, plan.program.nbytes)
+        check_space(target, to_write(target, plan.program.nbytes))
     except CkptError as problem:
         report.findings += [replace(finding, severity="warning") for finding in problem.findings]
 
@@ -103,7 +120,10 @@ def _remark(model: Model, report: Report) -> None:
         )
 
 
-def _result(source: Path, target: Path, to: str, model: Model, plan: Plan, options: Options) -> Result:
+def _result(
+    source: Path, target: Path, to: str, model: Model, plan: Plan, options: Options, companions: Companions
+) -> Result:
+    needed, free, _ = space_for(target, to_write(target, plan.program.nbytes))
     return Result(
         source=str(source),
         destination=str(target),
@@ -118,4 +138,11 @@ def _result(source: Path, target: Path, to: str, model: Model, plan: Plan, optio
         vocab_size=model.dims.vocab_size,
         padded_vocab_size=plan.padded_vocab,
         dry_run=options.dry_run,
+        nbytes_read=plan.program.nbytes_read,
+        memory=expected_peak(plan.program),
+        disk_needed=needed,
+        disk_free=free,
+        carried=plan.carried,
+        sidecars=[str(path) for path in companions.files],
+        absent=list(companions.absent),
     )

@@ -58,7 +58,7 @@ def plan_hf(model: Model, mtp: int, options: Options, duplicates: set[str]) -> P
     program = Program(sources, image, moves, [*tasks, *coded])
     program.check(0)
     kind = STACKED if model.naming.stacked else PER_LAYER
-    return Plan(program, table, mtp, kind, model.stored_vocab, {})
+    return Plan(program, table, mtp, kind, model.stored_vocab, {}, len(rest.tensors) if rest else 0)
 
 
 def _check_asked(model: Model, options: Options) -> None:

@@ -51,7 +51,8 @@ def plan_megatron(model: Model, mtp: int, options: Options) -> Plan:
     apart = list(decode_tasks(rows, model.store.tensors, megatron))
     program = Program(model.store.files, image, moves, [*apart])
     program.check(_padding_bytes(rows, dtypes))
-    return Plan(program, table, mtp, STACKED if naming.stacked else PER_LAYER, padded, _hidden_dtypes(rows, model))
+    kind = STACKED if naming.stacked else PER_LAYER
+    return Plan(program, table, mtp, kind, padded, _hidden_dtypes(rows, model), len(rest.tensors) if rest else 0)
 
 
 def _phases(rows: Iterable[Bound], hf: Side) -> layout.Phases:

@@ -20,8 +20,9 @@ from ..engine.ranks import Ranks, processes_here
 from ..engine.shares import share_of
 from ..errors import CkptError, error
 from ..model import Model, open_model
-from ..report import Report, listed
+from ..report import listed
 from ..stores.torch_dist.reader import RELEASE, TRACKER
+from .companions import Companions
 from .finish import finish
 from .options import TORCH_DIST, Options, Result
 from .plan import Plan
@@ -34,7 +35,7 @@ def write(
     plan: Plan,
     options: Options,
     duplicates: set[str],
-    report: Report,
+    companions: Companions,
     result: Result,
     starting: Starting,
     ranks: Ranks,
@@ -53,7 +54,7 @@ def write(
     with output_directory(target, plan.program.nbytes, work.journal), ranks.stopping():
         timing, result.resumed = _lead(work, ranks, progress)
         work.journal.check_sources()
-        result.sidecars = finish(model, plan, options, root, duplicates, report)
+        finish(model, plan, options, root, duplicates, companions)
         if result.to == TORCH_DIST:
             (partial / TRACKER).write_text(RELEASE)
         if options.verify:

@@ -11,7 +11,7 @@ from ..engine.execute import execute
 from ..engine.moves import Move
 from ..engine.output import check_target, output_directory
 from ..engine.program import Program
-from ..errors import CkptError, UsageProblem, error
+from ..errors import CkptError, Finding, UsageProblem, error
 from ..families.base import Family
 from ..families.edits import edited_config
 from ..mapping.arrangement import Shape
@@ -19,7 +19,7 @@ from ..mapping.rules import Table, hf_shapes
 from ..quantised import SUFFIXES
 from ..report import Outcome, Report, listed
 from ..stores.base import Chunk, Image, Literal, Tensor
-from ..stores.hf_folder import CONFIG, INDEX, HfFolder, index_from_headers, open_folder
+from ..stores.hf_folder import CONFIG, GHOST, INDEX, HfFolder, index_from_headers, open_folder
 from ..stores.safetensors_header import header_bytes
 from ..stores.sidecars import copy_sidecars
 from ..stores.torch_dist.reader import is_torch_dist
@@ -72,6 +72,7 @@ def merge_draft(
     assert target.family is not None
     spec = open_draft(draft, config_for(draft, target_path, options))
     only_mtp(spec, "merge-draft")
+    _fill_ghosts(folder, spec)
     report = Report([*folder.report.findings, *(f for f in spec.findings if f.code not in UNSETTLED)])
     check_pair(spec, target, report)
     report.raise_errors(CkptError)
@@ -110,7 +111,8 @@ def _open_target(path: Path, name: str) -> tuple[HfFolder, Target]:
             fix="convert the model to Hugging Face first; its MTP layers come along",
         )
     folder, target = open_folder(path), read_target(path, name)
-    folder.report.raise_errors()
+    if not folder.ghosts:
+        folder.report.raise_errors()
     if target.family is None or not target.family.mtp_field:
         raise error(
             CkptError,
@@ -122,6 +124,25 @@ def _open_target(path: Path, name: str) -> tuple[HfFolder, Target]:
             fix="serve the head beside the target",
         )
     return folder, target
+
+
+def _fill_ghosts(folder: HfFolder, spec: DraftSpec) -> None:
+    """Tensors that the index promises and no file holds may be those of the head that is merged; others are errors."""
+    if folder.ghosts <= spec.tensors.keys():
+        lasting = [finding for finding in folder.report.findings if finding.code != GHOST]
+        if folder.ghosts:
+            lasting.append(
+                Finding(
+                    "index-ghost-filled",
+                    f"{len(folder.ghosts)} tensors that the index promised and no file holds come with the head",
+                    where=str(folder.root),
+                    expected="every tensor of the index",
+                    actual=listed(sorted(folder.ghosts)),
+                    severity="warning",
+                )
+            )
+        folder.report.findings = lasting
+    folder.report.raise_errors()
 
 
 def _layers_in(folder: HfFolder, target: Target) -> DraftSpec | None:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..engine.output import check_target
-from ..errors import CkptError, UsageProblem, error
+from ..errors import CkptError, Finding, UsageProblem, error
 from ..report import Outcome
+from ..stores.hf_folder import CURED_BY_INDEX
 from .export import (
     Exported,
     Options,
@@ -26,13 +27,19 @@ def extract_draft(
 ) -> Outcome[Exported]:
     """Write the MTP layers of a Hugging Face or torch-dist model as a folder that SGLang serves as a draft.
 
-    `layers` settles how many there are where config and keys disagree. Of the weights only the head's are read.
+    `layers` settles how many there are where config and keys disagree. Of the weights only the head's are read. What the
+    files hold counts: an index that leaves tensors out, or names another file for them, is a warning.
     """
     check_target(source, out, options.overwrite, is_written_head)
     spec = open_draft(source, options.hf_config)
     only_mtp(spec, "extract-draft")
     _settle_count(spec, layers)
+    spec = replace(spec, findings=tuple(map(_of_the_index_alone, spec.findings)))
     return write_head(spec, out, read_target(spec.config_path, options.target_name), options, starting)
+
+
+def _of_the_index_alone(finding: Finding) -> Finding:
+    return replace(finding, severity="warning") if finding.code in CURED_BY_INDEX else finding
 
 
 def only_mtp(spec: DraftSpec, verb: str) -> None:

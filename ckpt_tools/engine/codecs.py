@@ -39,6 +39,11 @@ class Stored(NamedTuple):
     scale_file: int = -1
     scale_offset: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values; the scales are one byte to sixteen of them."""
+        return prod(self.shape) * BY_NAME[self.dtype].itemsize
+
 
 class Take(NamedTuple):
     """Rows `start..stop` (every `step`-th) of the decoded matrix, to a place of a destination file."""
@@ -66,6 +71,10 @@ class Decode(NamedTuple):
     def nbytes(self) -> int:
         return sum(take.rows for take in self.takes) * self.row_bytes
 
+    @property
+    def nbytes_read(self) -> int:
+        return self.stored.nbytes
+
 
 class Encode(NamedTuple):
     """Build one matrix `[rows, columns]` from moves and write it transposed."""
@@ -81,6 +90,10 @@ class Encode(NamedTuple):
     @property
     def nbytes(self) -> int:
         return self.rows * self.columns * self.tensor.itemsize
+
+    @property
+    def nbytes_read(self) -> int:
+        return self.nbytes
 
 
 def decode_tasks(rows: Iterable[Bound], hf: dict[str, Tensor], megatron: Side) -> Iterator[Decode]:
@@ -167,8 +180,7 @@ class Matrix:
             return torch.frombuffer(data, dtype=torch.uint8)
 
         self.kind = stored.kind
-        itemsize = BY_NAME[stored.dtype].itemsize
-        self.data = read(stored.file, stored.offset, prod(stored.shape) * itemsize).view(torch_dtype(stored.dtype))
+        self.data = read(stored.file, stored.offset, stored.nbytes).view(torch_dtype(stored.dtype))
         self.data = self.data.view(stored.shape)
         self.scales = None
         if stored.scale_file >= 0:

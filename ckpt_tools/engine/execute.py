@@ -87,8 +87,8 @@ class _Worker:
     def _tiled(self, move: Move) -> None:
         """Strided or casting moves in tiles of rows; a row wider than the buffer in tiles of columns."""
         for tile in tiles(move, TRANSFORM if move.cast else len(self.buffer)):
-            raw = self.buffer[: (tile.rows - 1) * tile.source_stride + tile.width]
-            read_exactly(self.sources, tile.source_file, raw, tile.source)
+            raw = self.buffer[: tile.span]
+            read_exactly(self.sources, tile.source_file, raw, tile.source // tile.per_byte)
             target, width = self.targets[tile.target_file], tile.target_width
             if tile.cast:
                 data, stride = transformed(tile, raw, self.sources), width
@@ -161,12 +161,16 @@ def make_files(program: Program, root: Path) -> None:
             stream.truncate(size)
 
 
-def _perform(program: Program, root: Path, share: Share, progress: Progress | None) -> None:
-    threads = share.threads or THREADS
-    if not program.casts:
-        threads = max(1, min(threads, len(program.image.files)))
+def threads_of(program: Program, most: int = 0) -> int:
+    """How many threads execute a program; `most` 0 leaves their number to the machine."""
     if any(ranges_of(path) for path in program.sources):
-        threads = REMOTE_THREADS
+        return REMOTE_THREADS
+    threads = most or THREADS
+    return threads if program.casts else max(1, min(threads, len(program.image.files)))
+
+
+def _perform(program: Program, root: Path, share: Share, progress: Progress | None) -> None:
+    threads = threads_of(program, share.threads)
     tasks, lock, stop = _spread(share.tasks, threads), threading.Lock(), threading.Event()
     writing = [threading.Lock() for _ in program.image.files]
 

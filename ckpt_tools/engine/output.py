@@ -61,18 +61,28 @@ def check_target(source: Path, target: Path, overwrite: bool, recognised: Callab
 
 def check_space(target: Path, nbytes: int) -> None:
     """Raise unless the file system of `target` has room for `nbytes`."""
-    parent = next(path for path in target.resolve().parents if path.exists())
-    free = shutil.disk_usage(parent).free
-    if free < nbytes + SLACK:
+    needed, free, parent = space_for(target, nbytes)
+    if free < needed:
         raise error(
             CkptError,
             "disk-full",
             "not enough free disk for the output",
             where=str(parent),
-            expected=f"{nbytes + SLACK:,} bytes",
+            expected=f"{needed:,} bytes",
             actual=f"{free:,} bytes free",
             fix="free some space, or choose another disk",
         )
+
+
+def space_for(target: Path, nbytes: int) -> tuple[int, int, Path]:
+    """(bytes needed, bytes free, where) to write `nbytes` at `target`."""
+    parent = next(path for path in target.resolve().parents if path.exists())
+    return nbytes + SLACK, shutil.disk_usage(parent).free, parent
+
+
+def to_write(target: Path, nbytes: int) -> int:
+    """What is left of `nbytes` where an interrupted run has written a part."""
+    return nbytes - _allocated(partial_of(target.resolve()))
 
 
 @contextmanager
@@ -84,7 +94,7 @@ def output_directory(target: Path, nbytes: int, journal: Journal | None = None) 
     """
     target = target.resolve()
     partial = partial_of(target)
-    check_space(target, nbytes - _allocated(partial))
+    check_space(target, to_write(target, nbytes))
     lock = _claim(partial)
     try:
         if journal is None or not journal.continues():

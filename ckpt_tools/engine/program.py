@@ -50,6 +50,10 @@ class Quantise(NamedTuple):
     def nbytes(self) -> int:
         return prod(self.weight.shape) + 4 * prod(self.scale.shape)
 
+    @property
+    def nbytes_read(self) -> int:
+        return sum(move.nbytes_read for move in self.moves)
+
 
 Task = Move | Gather | Quantise | Decode | Encode
 
@@ -75,6 +79,11 @@ class Program:
     @property
     def nbytes(self) -> int:
         return self.image.nbytes
+
+    @property
+    def nbytes_read(self) -> int:
+        """Bytes of the source's tensors; block scales are read beside them."""
+        return sum(move.nbytes_read for move in self.moves) + sum(task.nbytes_read for task in self.apart)
 
     @property
     def casts(self) -> bool:

@@ -14,6 +14,7 @@ from . import (
     mimo,
     mimo_v2,
     minimax_m2,
+    multimodal,
     nemotron_h,
     qwen2,
     qwen3,
@@ -47,6 +48,7 @@ FAMILIES: tuple[Family, ...] = (
     bailing_moe.FAMILY,
     step3p5.FAMILY,
     nemotron_h.FAMILY,
+    *multimodal.FAMILIES,
 )
 
 

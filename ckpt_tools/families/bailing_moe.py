@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..mapping.arrangement import Arrangement, Block, Shape, grouped_qkv
 from ..mapping.rules import Duplicate, Rule, Table
 from . import blocks, moe, nextn
-from .base import Family, Variants
+from .base import MTP_LOGITS, Family, Variants
 from .blocks import Place, plain, rule
 from .config import Fields
 from .dims import SIGMOID, SOFTMAX, Dims, Moe
@@ -121,6 +121,7 @@ FAMILY = Family(
     table,
     mtp_field="num_nextn_predict_layers",
     draft_class="BailingMoeForCausalLMNextN",
+    proof=MTP_LOGITS,
     variants=(
         moe.packing_variant("experts", ("model.layers.{layer}.",)),
         moe.packing_variant("mtp_experts", ("model.layers.{nextn}.",)),

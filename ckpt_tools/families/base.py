@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
+from ..mapping.arrangement import Shape
 from ..mapping.rules import Table
 from .config import Fields
 from .dims import Dims
@@ -12,22 +13,35 @@ from .dims import Dims
 HF, MEGATRON = "hf", "megatron"
 
 
+def unknown_shape(_: str) -> Shape | None:
+    """No stored shape is known."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """A layout that releases or tools write in more than one way, told apart by names.
 
-    `marks(dims)` maps every option to names of which any one shows it; `options[0]` is what is written by default.
+    `marks(dims)` maps every option to names of which any one shows it; `options[0]` is what is written by default. Where
+    options share names, `shapes(dims)` gives the shape that a mark has in each.
     """
 
     kind: str
     side: str
     options: tuple[str, ...]
     marks: Callable[[Dims], Mapping[str, tuple[str, ...]]]
+    shapes: Callable[[Dims], Mapping[str, Shape]] | None = None
 
-    def detect(self, dims: Dims, names: Set[str]) -> str | None:
-        """The option whose names are present, or None."""
-        marks = self.marks(dims)
-        return next((option for option in self.options if any(name in names for name in marks.get(option, ()))), None)
+    def detect(
+        self, dims: Dims, names: Set[str], shape_of: Callable[[str], Shape | None] = unknown_shape
+    ) -> str | None:
+        """The option whose names (and shapes, where those tell) are present, or None."""
+        marks, wanted = self.marks(dims), self.shapes(dims) if self.shapes else {}
+        for option in self.options:
+            for name in marks.get(option, ()):
+                if name in names and (option not in wanted or shape_of(name) == wanted[option]):
+                    return option
+        return None
 
 
 Variants = Mapping[str, str]
@@ -37,6 +51,8 @@ NONE: Variants = {}
 # What a family's mapping is held against, beyond the names and shapes of its releases and an exact round trip.
 LOGITS = "Megatron's logits equal transformers'"
 MTP_LOGITS = "Megatron's logits and MTP logits equal transformers'"
+GATED_LOGITS = "Megatron's logits and MTP logits, head gates added to its attention, equal transformers'"
+HYBRID_LOGITS = "Megatron's logits, its CUDA kernels restated, equal transformers'; MTP: an independent statement"
 STATED = "an independent statement of every tensor"
 
 

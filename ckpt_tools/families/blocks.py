@@ -142,16 +142,16 @@ def dense_layer_states(d: Dims, at: Place) -> tuple[State, ...]:
 OUTER = Place("", (Spelling(""),), ())
 
 
-def outer(d: Dims, padded_vocab: int, prefix: str = "model.", head: str = "lm_head.weight") -> tuple[Rule, ...]:
+def outer(d: Dims, padded_vocab: int) -> tuple[Rule, ...]:
     """Embedding, final norm and, if untied, the output layer; the vocabulary is padded with zero rows."""
     shape = (d.vocab_size, d.hidden_size)
     vocab = padded(d.vocab_size, padded_vocab)
     rules = [
-        rule(OUTER, "embedding.word_embeddings.weight", {f"{prefix}embed_tokens.weight": shape}, vocab),
-        plain(OUTER, "decoder.final_layernorm.weight", f"{prefix}norm.weight", d.hidden_size),
+        rule(OUTER, "embedding.word_embeddings.weight", {"model.embed_tokens.weight": shape}, vocab),
+        plain(OUTER, "decoder.final_layernorm.weight", "model.norm.weight", d.hidden_size),
     ]
     if not d.tied:
-        rules.append(rule(OUTER, "output_layer.weight", {head: shape}, vocab))
+        rules.append(rule(OUTER, "output_layer.weight", {"lm_head.weight": shape}, vocab))
     return tuple(rules)
 
 
@@ -159,14 +159,14 @@ def outer_states() -> tuple[State, ...]:
     return states(OUTER, "decoder.final_layernorm")
 
 
-def tied_head(d: Dims, prefix: str = "model.", head: str = "lm_head.weight") -> tuple[Duplicate, ...]:
+def tied_head(d: Dims) -> tuple[Duplicate, ...]:
     """A tied model may still store its head (Qwen3-0.6B does); it must equal the embedding."""
-    return (Duplicate(head, f"{prefix}embed_tokens.weight"),) if d.tied else ()
+    return (Duplicate("lm_head.weight", "model.embed_tokens.weight"),) if d.tied else ()
 
 
-def rotary_buffers(d: Dims, prefix: str = "model.") -> tuple[str, ...]:
+def rotary_buffers(d: Dims) -> tuple[str, ...]:
     """`inv_freq` buffers that Llama releases before transformers 4.32 stored in every layer, and Kimi-K2 does."""
-    return tuple(f"{prefix}layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(d.num_hidden_layers))
+    return tuple(f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(d.num_hidden_layers))
 
 
 def mtp_frame(d: Dims, inner: Place, hf: dict[str, str], swapped: bool) -> tuple[Rule, ...]:

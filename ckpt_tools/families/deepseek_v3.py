@@ -63,13 +63,11 @@ def indexed_layers(fields: Fields, count: int) -> tuple[int, ...]:
 
 def table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants) -> Table:
     assert d.moe is not None and d.mla is not None
-    prefix, head_name = chosen.get("prefix", "model."), chosen.get("head", "lm_head.weight")
-    layer = f"{prefix}layers.{{layer}}."
-    at, sparse = blocks.decoder_place(d, layer), blocks.decoder_place(d, layer, d.moe.layers)
-    plain = blocks.decoder_place(d, layer, blocks.other_layers(d, d.moe.layers))
-    indexed, head = blocks.decoder_place(d, layer, d.mla.indexer), nextn.place(d, mtp, prefix)
+    at, sparse = blocks.decoder_place(d), blocks.decoder_place(d, layers=d.moe.layers)
+    plain = blocks.decoder_place(d, layers=blocks.other_layers(d, d.moe.layers))
+    indexed, head = blocks.decoder_place(d, layers=d.mla.indexer), nextn.place(d, mtp)
     rules = blocks.joined(
-        blocks.outer(d, padded_vocab, prefix, head_name),
+        blocks.outer(d, padded_vocab),
         mla.mla_attention(d, at),
         latent_mlp(d, plain),
         moe.moe_mlp(d, sparse, chosen["experts"]),
@@ -89,8 +87,8 @@ def table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants) -> Table:
     if d.mla.index_heads:
         rules += (*mla.indexer(d, indexed, chosen["dsa"]), *mla.indexer(d, head, chosen["dsa"]))
         states += (*mla.indexer_states(indexed, chosen["dsa"]), *mla.indexer_states(head, chosen["dsa"]))
-    duplicates = (*blocks.tied_head(d, prefix, head_name), *nextn.copies(d, mtp, prefix, head_name))
-    return Table(rules, states, duplicates, blocks.rotary_buffers(d, prefix))
+    duplicates = (*blocks.tied_head(d), *nextn.copies(d, mtp))
+    return Table(rules, states, duplicates, blocks.rotary_buffers(d))
 
 
 def latent_mlp(d: Dims, at: blocks.Place) -> list[Rule]:
@@ -117,7 +115,9 @@ FAMILY = Family(
     variants=EXPERTS,
     proof=MTP_LOGITS,
 )
-KIMI = Family("kimi_k2", "Kimi-K2", ("kimi_k2",), dims, table, COUNT, DRAFT, variants=EXPERTS, proof="as deepseek_v3")
+KIMI = Family(
+    "kimi_k2", "Kimi-K2, K2-Thinking", ("kimi_k2",), dims, table, COUNT, DRAFT, variants=EXPERTS, proof="as deepseek_v3"
+)
 V32 = Family(
     "deepseek_v32",
     "DeepSeek-V3.2",

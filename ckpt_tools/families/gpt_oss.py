@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..mapping.arrangement import Arrangement, copy, interleaved_gate_up
 from ..mapping.rules import Axis, Codec, Rule, Table
 from . import blocks, moe
-from .base import HF, Family, Variant, Variants
+from .base import HF, LOGITS, Family, Variant, Variants
 from .blocks import Place, plain, rule
 from .config import Fields
 from .dims import Dims, Moe
@@ -49,7 +49,7 @@ def _matrix(at: Place, megatron: str, hf: str, shape: tuple[int, int], arrangeme
     name = f"mlp.experts.{hf}" + ("_blocks" if form == MXFP4 else "")
     made = rule(at, f"mlp.experts.experts.{megatron}.weight", {name: shape}, arrangement)
     if form == BF16:
-        return replace(made, codec=Codec("transposed", (columns, rows), at.hf + name))
+        return moe.transposed(made)
     groups = columns // GROUP
     scales = (f"{at.hf}mlp.experts.{hf}_scales", (rows, groups))
     return replace(made, codec=Codec("mxfp4", (rows, groups, GROUP // 2), f"{at.hf}mlp.experts.{hf}", scales))
@@ -89,4 +89,5 @@ FAMILY = Family(
     variants=(Variant("experts", HF, (BF16, MXFP4), _marks),),
     exports=(("experts", BF16),),
     own_quantisation="mxfp4",
+    proof=LOGITS,
 )

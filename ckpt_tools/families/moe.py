@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..mapping.arrangement import Arrangement, Shape, copy, gate_over_up
-from ..mapping.rules import Axis, Rule, Spelling, State
+from ..mapping.rules import Axis, Codec, Rule, Spelling, State
 from .base import HF, Variant
 from .blocks import Place, plain, rule, states
 from .dims import Dims, Moe
 
-PER_EXPERT, PACKED, STACKED = "per-expert", "packed", "stacked"
+PER_EXPERT, PACKED, STACKED, TRANSPOSED = "per-expert", "packed", "stacked", "transposed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,17 @@ def _moe(d: Dims) -> Moe:
 def _experts(m: Moe, hidden: int, at: Place, packing: str, names: MoeNames) -> tuple[Rule, Rule]:
     """fc1 `[2f, h]` and fc2 `[h, f]` per expert; Megatron always stacks experts, packed releases do as well.
 
-    STACKED: gate, up and down, each a stack of its own.
+    STACKED: gate, up and down, each a stack of its own. TRANSPOSED: packed, matrices as `[h, 2f]` and `[f, h]`.
     """
     size = m.intermediate_size
     each = replace(at, axes=(*at.axes, Axis("expert", range(m.num_experts))))
-    if packing == PACKED:
+    if packing in (PACKED, TRANSPOSED):
         both = Arrangement(copy(2 * size).blocks, cuts=(size,))
-        fc1 = rule(
-            each, "mlp.experts.experts.linear_fc1.weight", {f"{names.experts}.gate_up_proj": (2 * size, hidden)}, both
-        )
-        down = f"{names.experts}.down_proj"
+        gate_up_name, down = f"{names.experts}.gate_up_proj", f"{names.experts}.down_proj"
+        fc1 = rule(each, "mlp.experts.experts.linear_fc1.weight", {gate_up_name: (2 * size, hidden)}, both)
+        if packing == TRANSPOSED:
+            fc2 = plain(each, "mlp.experts.experts.linear_fc2.weight", down, hidden, size)
+            return transposed(fc1), transposed(fc2)
     else:
         one = names.experts + ("." if packing == STACKED else ".{expert}.")
         gate_up: dict[str, Shape] = {
@@ -78,6 +79,12 @@ def _experts(m: Moe, hidden: int, at: Place, packing: str, names: MoeNames) -> t
         fc1 = rule(each, "mlp.experts.experts.linear_fc1.weight", gate_up, gate_over_up(size))
         down = f"{one}{names.down}.weight"
     return fc1, plain(each, "mlp.experts.experts.linear_fc2.weight", down, hidden, size)
+
+
+def transposed(made: Rule) -> Rule:
+    """The rule for a matrix that the release stores with its axes exchanged."""
+    rows, columns = made.shapes[0]
+    return replace(made, codec=Codec("transposed", (columns, rows), made.hf[0]))
 
 
 def shared_experts(hidden: int, size: int, at: Place, names: MoeNames = NAMES) -> tuple[Rule, Rule]:
@@ -112,3 +119,25 @@ def packing_variant(kind: str, prefixes: tuple[str, ...], names: MoeNames = NAME
         }
 
     return Variant(kind, HF, (PER_EXPERT, PACKED), marks)
+
+
+def transposed_variant(kind: str, prefix: str) -> Variant:
+    """Packed experts, transposed or not: names are the same, and at least one of the two matrices is not square."""
+
+    def both(d: Dims) -> tuple[int, str, int, int]:
+        """The experts, the matrix that tells, and its rows and columns untransposed."""
+        m = _moe(d)
+        if 2 * m.intermediate_size != d.hidden_size:
+            return m.num_experts, "gate_up_proj", 2 * m.intermediate_size, d.hidden_size
+        return m.num_experts, "down_proj", d.hidden_size, m.intermediate_size
+
+    def marks(d: Dims) -> dict[str, tuple[str, ...]]:
+        first = _moe(d).layers[0] if _moe(d).layers else 0
+        name = f"{prefix.format(layer=first)}{NAMES.experts}.{both(d)[1]}"
+        return {TRANSPOSED: (name,), PACKED: (name,)}
+
+    def shapes(d: Dims) -> dict[str, Shape]:
+        experts, _, rows, columns = both(d)
+        return {TRANSPOSED: (experts, columns, rows), PACKED: (experts, rows, columns)}
+
+    return Variant(kind, HF, (TRANSPOSED, PACKED), marks, shapes)

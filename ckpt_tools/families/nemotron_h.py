@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..mapping.arrangement import Shape, copy, grouped_qkv
 from ..mapping.rules import Axis, Rule, Spelling, State, Table
 from . import blocks
-from .base import Family, Variants
+from .base import HYBRID_LOGITS, Family, Variants
 from .blocks import Place, plain, rule, states
 from .config import Fields
 from .dims import SIGMOID, Dims, Mamba, Moe, Rope
@@ -168,7 +168,11 @@ MODULES = {
     MAMBA: ("mixer.in_proj", "mixer.out_proj", "mixer.norm"),
     ATTENTION: tuple(f"self_attention.{name}" for name in ("linear_qkv", "linear_proj", "core_attention")),
     MLP: ("mlp.linear_fc1", "mlp.linear_fc2"),
-    MOE: ("pre_mlp_layernorm", "mlp.shared_experts.linear_fc1", "mlp.shared_experts.linear_fc2"),
+    MOE: (
+        "pre_mlp_layernorm",
+        *(f"mlp.{name}" for name in ("fc1_latent_proj", "fc2_latent_proj")),
+        *(f"mlp.shared_experts.{name}" for name in ("linear_fc1", "linear_fc2")),
+    ),
 }
 
 
@@ -189,6 +193,20 @@ def mtp_rules(d: Dims, count: int) -> list[Rule]:
     return found
 
 
+def layer_states(d: Dims, at: Place, kind: str) -> tuple[State, ...]:
+    found = states(at, *MODULES[kind])
+    if kind != MOE or d.moe is None:
+        return found
+    each = replace(at, axes=(*at.axes, Axis("expert", range(d.moe.num_experts))))
+    return (*found, *states(each, *(f"mlp.experts.experts.{name}" for name in ("linear_fc1", "linear_fc2"))))
+
+
+def mtp_states(d: Dims, count: int) -> list[State]:
+    kinds = _mamba(d).mtp_pattern
+    found = [state for i, kind in enumerate(kinds) for state in layer_states(d, _inside(i, len(kinds), count), kind)]
+    return [*found, *blocks.mtp_frame_states(_inside(0, len(kinds), count))] if kinds else []
+
+
 def _inside(inner: int, length: int, count: int) -> Place:
     axis = Axis("mtp", range(count), range(inner, inner + count * length, length))
     return Place("mtp.layers.{mtp}.", (Spelling(f"mtp.layers.{{mtp}}.mtp_model_layer.layers.{inner}."),), (axis,))
@@ -197,12 +215,12 @@ def _inside(inner: int, length: int, count: int) -> Place:
 def table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants) -> Table:
     m = _mamba(d)
     rules: list[Rule] = []
-    modules: list[State] = list(states(blocks.OUTER, "decoder.final_norm"))
+    modules: list[State] = list(states(blocks.OUTER, "decoder.final_norm", "output_layer"))
     for kind, made in LAYERS.items():
         if layers := tuple(i for i, each in enumerate(m.pattern) if each == kind):
             at = blocks.decoder_place(d, "backbone.layers.{layer}.", layers)
             rules += made(d, at)
-            modules += states(at, *MODULES[kind])
+            modules += layer_states(d, at, kind)
     embedding, norm, *head = blocks.outer(d, padded_vocab)
     return Table(
         rules=(
@@ -217,7 +235,7 @@ def table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants) -> Table:
             *rules,
             *(mtp_rules(d, mtp) if mtp else ()),
         ),
-        states=tuple(modules),
+        states=(*modules, *(mtp_states(d, mtp) if mtp else ())),
     )
 
 
@@ -229,4 +247,5 @@ FAMILY = Family(
     table,
     mtp_field="num_nextn_predict_layers",
     draft_class="NemotronHForCausalLMMTP",
+    proof=HYBRID_LOGITS,
 )

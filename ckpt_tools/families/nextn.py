@@ -15,10 +15,10 @@ NAMES = {
 }
 
 
-def place(d: Dims, count: int, prefix: str = "model.") -> Place:
+def place(d: Dims, count: int) -> Place:
     """The inner layer of MTP layers 0..count-1, which Hugging Face numbers N, N+1, ..."""
     n = d.num_hidden_layers
-    return blocks.mtp_place(f"{prefix}layers.{{mtp}}.", count, range(n, n + count))
+    return blocks.mtp_place("model.layers.{mtp}.", count, range(n, n + count))
 
 
 def frame(d: Dims, at: Place) -> tuple[Rule, ...]:
@@ -30,15 +30,16 @@ def frame_states(at: Place) -> tuple[State, ...]:
     return blocks.mtp_frame_states(at)
 
 
-def copies(d: Dims, count: int, prefix: str = "model.", head: str = "lm_head.weight") -> tuple[Duplicate, ...]:
+def copies(d: Dims, count: int) -> tuple[Duplicate, ...]:
     """Some releases repeat embedding and head inside the MTP layer; servers use the main ones."""
     n = d.num_hidden_layers
-    original = head if not d.tied else f"{prefix}embed_tokens.weight"
+    embedding = "model.embed_tokens.weight"
+    original = "lm_head.weight" if not d.tied else embedding
     return tuple(
         duplicate
         for layer in range(n, n + count)
         for duplicate in (
-            Duplicate(f"{prefix}layers.{layer}.embed_tokens.weight", f"{prefix}embed_tokens.weight"),
-            Duplicate(f"{prefix}layers.{layer}.shared_head.head.weight", original),
+            Duplicate(f"model.layers.{layer}.embed_tokens.weight", embedding),
+            Duplicate(f"model.layers.{layer}.shared_head.head.weight", original),
         )
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..mapping.rules import Axis, Rule, State, Table
-from . import blocks, gdn, moe
+from . import blocks, gdn, moe, wrappers
 from .base import HF, MEGATRON, MTP_LOGITS, Family, Variant, Variants
 from .blocks import Place
 from .config import Fields
@@ -21,7 +21,6 @@ MTP_NAMES = {
 }
 EXPERT_NAMES = moe.MoeNames(shared="mlp.shared_expert")
 LINEAR = "linear_attention"
-TEXT, WRAPPED = "model.", "model.language_model."
 
 
 def linear_layers(fields: Fields) -> tuple[int, ...]:
@@ -75,8 +74,7 @@ def moe_dims(fields: Fields) -> Dims:
 
 def _table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants, interleaved: bool) -> Table:
     assert d.gdn is not None
-    prefix = chosen.get("prefix", TEXT)
-    layer = f"{prefix}layers.{{layer}}."
+    layer = "model.layers.{layer}."
     linear = blocks.decoder_place(d, layer, d.gdn.layers)
     full = blocks.decoder_place(d, layer, blocks.other_layers(d, d.gdn.layers))
     head = blocks.mtp_place("mtp.layers.{mtp}.", mtp)
@@ -85,7 +83,7 @@ def _table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants, interleaved: 
     layout = chosen["gdn"]
     return Table(
         rules=blocks.joined(
-            blocks.outer(d, padded_vocab, prefix),
+            blocks.outer(d, padded_vocab),
             gdn.delta_net(d, linear, layout, interleaved),
             gdn.gated_attention(d, full),
             _mlp(d, layer, chosen),
@@ -102,7 +100,7 @@ def _table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants, interleaved: 
             *blocks.dense_layer_states(d, head),
             *_mlp_states(d, head),
         ),
-        duplicates=blocks.tied_head(d, prefix),
+        duplicates=blocks.tied_head(d),
     )
 
 
@@ -131,21 +129,15 @@ def flat_table(d: Dims, mtp: int, padded_vocab: int, chosen: Variants) -> Table:
     return _table(d, mtp, padded_vocab, chosen, interleaved=False)
 
 
-def _prefix_marks(d: Dims) -> dict[str, tuple[str, ...]]:
-    return {prefix: (f"{prefix}embed_tokens.weight",) for prefix in (TEXT, WRAPPED)}
-
-
-def _expert_variants(*prefixes: str) -> tuple[Variant, ...]:
-    body = moe.packing_variant("experts", tuple(f"{prefix}layers.{{layer}}." for prefix in prefixes), EXPERT_NAMES)
-    return (body, moe.packing_variant("mtp_experts", ("mtp.layers.0.",), EXPERT_NAMES))
-
-
-PREFIX = Variant("prefix", HF, (WRAPPED, TEXT), _prefix_marks)
+EXPERTS = (
+    moe.packing_variant("experts", ("model.layers.{layer}.",), EXPERT_NAMES),
+    moe.packing_variant("mtp_experts", ("mtp.layers.0.",), EXPERT_NAMES),
+)
 # slime exchanges the halves of Qwen3-Next's joint projection; no key tells, so only an option does.
 HALVES = Variant("mtp_halves", MEGATRON, ("straight", "swapped"), lambda d: {})
 COUNT, DRAFT = "mtp_num_hidden_layers", "Qwen3_5ForCausalLMMTP"
 FLAT_SPEC = ("slime_plugins.models.qwen3_5", "get_qwen3_5_spec")
-VISUAL = (("model", "visual"),)
+LAYOUTS, VISUAL = (wrappers.INNER, wrappers.TEXT), (("model", "visual"),)
 
 FAMILY = Family(
     "qwen3_next",
@@ -155,37 +147,32 @@ FAMILY = Family(
     next_table,
     mtp_field="num_nextn_predict_layers",
     draft_class="Qwen3NextForCausalLMMTP",
-    variants=(*_expert_variants(TEXT), gdn.GDN_LAYOUT, HALVES),
+    variants=(*EXPERTS, gdn.GDN_LAYOUT, HALVES),
     undeclared_mtp=True,
     mtp_limit=1,
     proof=MTP_LOGITS,
     slime_spec=("slime_plugins.models.qwen3_next", "get_qwen3_next_spec"),
 )
-DENSE = Family(
+_DENSE = Family(
     "qwen3_5",
     "Qwen3.5 (dense), Qwen3.6 (dense)",
-    ("qwen3_5", "qwen3_5_text"),
+    ("qwen3_5_text",),
     hybrid_dims,
     flat_table,
     COUNT,
     DRAFT,
-    variants=(PREFIX, gdn.GDN_LAYOUT),
-    other_towers=VISUAL,
+    variants=(gdn.GDN_LAYOUT,),
     mtp_limit=1,
     proof=MTP_LOGITS,
     slime_spec=FLAT_SPEC,
 )
-MOE = Family(
-    "qwen3_5_moe",
-    "Qwen3.5 MoE, Qwen3.6 MoE",
-    ("qwen3_5_moe", "qwen3_5_moe_text"),
-    moe_dims,
-    flat_table,
-    COUNT,
-    DRAFT,
-    variants=(PREFIX, *_expert_variants(WRAPPED, TEXT), gdn.GDN_LAYOUT),
-    other_towers=VISUAL,
-    mtp_limit=1,
-    proof=MTP_LOGITS,
-    slime_spec=FLAT_SPEC,
+_MOE = replace(
+    _DENSE,
+    name="qwen3_5_moe",
+    title="Qwen3.5 MoE, Qwen3.6 MoE",
+    model_types=("qwen3_5_moe_text",),
+    dims=moe_dims,
+    variants=(*EXPERTS, gdn.GDN_LAYOUT),
 )
+DENSE = wrappers.wrapped(_DENSE, ("qwen3_5", "qwen3_5_text"), LAYOUTS, VISUAL)
+MOE = wrappers.wrapped(_MOE, ("qwen3_5_moe", "qwen3_5_moe_text"), LAYOUTS, VISUAL)

@@ -13,7 +13,7 @@ from typing import Any
 from ..mapping.arrangement import Arrangement, Block, Shape, grouped_qkv
 from ..mapping.rules import Duplicate, Rule, Table
 from . import blocks, moe, nextn
-from .base import Family, Variants
+from .base import GATED_LOGITS, Family, Variants
 from .blocks import Place, plain, rule
 from .config import Fields
 from .dims import SIGMOID, Dims, Hybrid, Moe, Rope
@@ -177,4 +177,5 @@ FAMILY = Family(
     table,
     mtp_field="num_nextn_predict_layers",
     draft_class="Step3p5MTP",
+    proof=GATED_LOGITS,
 )

@@ -63,6 +63,11 @@ class Case:
         return self.stored.dims if self.stored else self.target.read.dims if self.target else None
 
     @property
+    def layers(self) -> int:
+        """Decoder layers; 0 if nothing tells."""
+        return self.dims.num_hidden_layers if self.dims else 0
+
+    @property
     def config(self) -> dict[str, Any]:
         return dict(self.target.read.config) if self.target else self.stored.config if self.stored else {}
 

@@ -19,6 +19,8 @@ from .flags import Flags, Given
 
 NAME = "model flags"
 CONFIG, SWITCH = "config", "switch"
+MOST_ENTRIES = 10_000  # of a layer pattern
+QUOTES = "'\""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +34,25 @@ class Compared:
 
 
 def frequencies(text: str) -> list[int] | int:
-    """Megatron's layer patterns: a number, or a list expression such as [0]*3+[1]*58; raises ValueError."""
+    """Megatron's layer patterns: a number, or a list expression such as [0]*3+[1]*58; raises ValueError.
+
+    Megatron evaluates it; here it is read. Quotes that became a part of the value are taken off.
+    """
     try:
-        value: list[int] | int = _pattern(ast.parse(text.strip(), mode="eval").body)
+        value: list[int] | int = _pattern(ast.parse(unquoted(text).strip(), mode="eval").body)
     except (SyntaxError, TypeError, RecursionError) as problem:
         raise ValueError(text) from problem
     if isinstance(value, list) and not all(type(each) is int for each in value):
         raise ValueError(text)
     return value
+
+
+def unquoted(text: str) -> str:
+    """The text without the quotes around it."""
+    text = text.strip()
+    while len(text) > 1 and text[0] == text[-1] and text[0] in QUOTES:
+        text = text[1:-1].strip()
+    return text
 
 
 def _pattern(node: ast.expr) -> Any:
@@ -51,11 +64,14 @@ def _pattern(node: ast.expr) -> Any:
         left, right = _pattern(node.left), _pattern(node.right)
         if isinstance(node.op, ast.Add):
             return left + right
-        times = next((value for value in (left, right) if isinstance(value, int)), 0)
-        if times > 10_000:
+        if _size(left) * _size(right) > MOST_ENTRIES:
             raise ValueError("too long")
         return left * right
     raise ValueError("no pattern")
+
+
+def _size(value: list[int] | int) -> int:
+    return len(value) if isinstance(value, list) else abs(value)
 
 
 ROPE = ("position-embedding-type", "use-rotary-position-embeddings")
@@ -172,9 +188,28 @@ def _compare(case: Case, d: Dims, name: str, compared: Compared, wanted: Argumen
         actual = case.value(case.training, compared.kind, "a value that Megatron can read", *compared.flags)
         if actual is None:
             return
+        _remark_quotes(case, compared, given)
     if _same(_normal(name, expected, d), _normal(name, actual, d)):
         return
     _differs(case, name, compared, wanted, given, actual)
+
+
+def _remark_quotes(case: Case, compared: Compared, given: Given) -> None:
+    """A pattern that reaches Megatron with its quotes is evaluated to a text, which it refuses (THUDM/slime#386)."""
+    (word,) = given.values
+    if compared.kind is frequencies and unquoted(word) != word.strip():
+        case.found(
+            NAME,
+            Finding(
+                "flag-quoted-twice",
+                f"the quotes are a part of the value of --{given.flag}",
+                given.where,
+                f"--{given.flag} {unquoted(word)}",
+                given.words,
+                "take one pair of quotes off, unless another shell does so on the way",
+                severity="warning",
+            ),
+        )
 
 
 def _expected(d: Dims, name: str, compared: Compared, wanted: Argument | None) -> Any:
@@ -238,7 +273,10 @@ def _differs(
         else f"--{flag} is given, and the checkpoint has nothing for it"
     )
     fix = "correct the script, or name the checkpoint that it was written for"
-    case.found(NAME, Finding(code, what, given.where, line, given.words, fix))
+    told, words = line, given.words
+    if isinstance(actual, list) and wanted is not None and len(actual) != case.layers:
+        told, words = f"{line} ({case.layers} entries)", f"{words} ({len(actual)} entries)"
+    case.found(NAME, Finding(code, what, given.where, told, words, fix))
 
 
 def _check_groups(case: Case, d: Dims) -> None:

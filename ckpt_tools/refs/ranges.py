@@ -106,8 +106,11 @@ class Ranges:
 
 def passing(problem: Exception) -> bool:
     """Whether it may work the next time: a broken connection, a server in trouble."""
+    answered = status(problem)  # the client's errors are its HTTP library's as well: where there is an answer, it tells
     return (
-        status(problem) in (408, 429, 500, 502, 503, 504) or is_transport(problem) or type(problem) is ConnectionError
+        answered in (408, 429, 500, 502, 503, 504)
+        if answered
+        else is_transport(problem) or type(problem) is ConnectionError
     )
 
 

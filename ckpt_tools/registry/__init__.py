@@ -1,1 +1,1 @@
-"""The registry of heads: a folder with one JSON manifest per head."""
+"""The registry of heads: one JSON manifest per head, in a folder or in a Hub repository."""

@@ -15,6 +15,8 @@ from ..drafts.verify import DEFAULT, verify_draft
 from ..errors import CkptError, Finding
 from ..refs import resolve
 from ..report import Outcome, Report
+from .base import Place
+from .hub import Repository
 from .manifest import Entry, Measured, Verified
 from .store import put, read_all
 
@@ -51,7 +53,7 @@ class Addition:
     overwrite: bool = False
 
 
-def add(folder: Path, wanted: Addition) -> Outcome[Entry]:
+def add(place: Place, wanted: Addition) -> Outcome[Entry]:
     """Verify a head and record it; a head that does not fit is not recorded and its errors are raised."""
     draft, target = resolve(wanted.draft), resolve(wanted.target, weights=False)
     outcome = verify_draft(draft, target, wanted.rules)
@@ -83,8 +85,27 @@ def add(folder: Path, wanted: Addition) -> Outcome[Entry]:
         ),
         measured=wanted.measured,
     )
-    put(folder, entry, wanted.overwrite)
-    return Outcome(entry, [f for f in outcome.findings if f.code != "target-not-recorded"])
+    put(place, entry, wanted.overwrite)
+    found = [f for f in outcome.findings if f.code != "target-not-recorded"]
+    return Outcome(entry, [*found, *_unreachable(place, wanted)])
+
+
+def _unreachable(place: Place, wanted: Addition) -> list[Finding]:
+    """What others who read a registry on the Hub will not find."""
+    local = [ref for ref in (wanted.draft, wanted.target) if target_is_local(ref)]
+    if not isinstance(place, Repository) or not local:
+        return []
+    return [
+        Finding(
+            "location-local",
+            "the registry is on the Hub and the entry points into this machine",
+            where=place.where,
+            expected="Hub ids, or paths of a file system that all share",
+            actual=", ".join(located(ref) for ref in local),
+            fix="`ckpt-tools push` the head and add it by its name",
+            severity="warning",
+        )
+    ]
 
 
 def _origin(draft: Path, form: str, tensors: int) -> Provenance:
@@ -165,9 +186,9 @@ def _check_identity(entry: Entry, found: Identity, report: Report) -> None:
         )
 
 
-def resolve_heads(folder: Path, target: Path) -> Outcome[list[Listed]]:
+def resolve_heads(place: Place, target: Path) -> Outcome[list[Listed]]:
     """The heads of a target: same architecture and tokenizer, first those of these very weights, the best measured first."""
-    entries, findings = read_all(folder)
+    entries, findings = read_all(place)
     found = identify_target(target)
     fitting = []
     for entry in entries:

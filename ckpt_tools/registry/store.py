@@ -1,33 +1,38 @@
-"""The folder: entries are read without a lock and written under one, each at once or not at all."""
+"""The entries of a registry: read all or one, put one in, take one out; wherever they lie."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_letters, digits
+from typing import Any
 
 from ..errors import CkptError, Finding, NotFound, OutputExists, UsageProblem, error
+from ..refs import on_hub
+from ..refs.commits import Changes
 from ..report import Outcome
+from .base import Place
+from .hub import Repository
+from .local import Folder
 from .manifest import SUFFIX, Entry, read_entry
 
 VARIABLE = "CKPT_TOOLS_REGISTRY"
-LOCK = ".lock"
-PATIENCE = 60.0  # seconds; a writer holds the lock for milliseconds
 ALLOWED = frozenset(ascii_letters + digits + "._-")
 LONGEST = 128
 
 
-def default_folder(environment: Mapping[str, str]) -> Path:
-    """CKPT_TOOLS_REGISTRY, else the user's data directory (XDG base directory specification)."""
-    if named := environment.get(VARIABLE):
-        return Path(named).expanduser()
+def opened(ref: str | None, environment: Mapping[str, str]) -> Place:
+    """The registry at a path or Hub ref; CKPT_TOOLS_REGISTRY, else the user's data directory (XDG base directories)."""
+    named = ref or environment.get(VARIABLE)
+    if named and on_hub(named):
+        return Repository(named)
+    if named:
+        return Folder(Path(named).expanduser().absolute())
     data = environment.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "ckpt-tools" / "registry"
+    return Folder(Path(data).expanduser().absolute() / "ckpt-tools" / "registry")
 
 
-def path_of(folder: Path, name: str) -> Path:
+def file_of(name: str) -> str:
     """Raises UsageProblem for a name that is no plain file name."""
     if not name or len(name) > LONGEST or name[0] in ".-" or not set(name) <= ALLOWED:
         raise error(
@@ -38,14 +43,14 @@ def path_of(folder: Path, name: str) -> Path:
             actual=repr(name),
             fix="choose another name",
         )
-    return folder / f"{name}{SUFFIX}"
+    return f"{name}{SUFFIX}"
 
 
-def read_all(folder: Path) -> Outcome[list[Entry]]:
+def read_all(place: Place) -> Outcome[list[Entry]]:
     """Every entry by name; a file that is none is a finding and hides no other."""
     entries: list[Entry] = []
     findings: list[Finding] = []
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+    for path in sorted(place.read().glob(f"*{SUFFIX}")):
         try:
             entries.append(read_entry(path))
         except CkptError as problem:
@@ -53,76 +58,67 @@ def read_all(folder: Path) -> Outcome[list[Entry]]:
     return Outcome(entries, findings)
 
 
-def get(folder: Path, name: str) -> Entry:
+def get(place: Place, name: str) -> Entry:
     """Raises NotFound if there is no such entry."""
-    path = path_of(folder, name)
+    return _find(place, place.read(), name)
+
+
+def put(place: Place, entry: Entry, overwrite: bool = False) -> None:
+    """Write an entry; raises OutputExists if its name is taken."""
+    file = file_of(entry.name)
+
+    def decide(folder: Path) -> Changes:
+        if (folder / file).exists() and not overwrite:
+            raise error(
+                OutputExists,
+                "name-taken",
+                f"a head called {entry.name!r} is there already",
+                where=f"{place.where}/{file}",
+                expected="a new name",
+                actual=entry.name,
+                fix="choose another name, or --overwrite",
+            )
+        return {file: _text(entry)}
+
+    place.change(decide, f"Register {entry.name}")
+
+
+def amend(place: Place, name: str, **fields: Any) -> None:
+    """Set fields of an entry as it is by then; raises NotFound if there is none."""
+
+    def decide(folder: Path) -> Changes:
+        return {file_of(name): _text(_find(place, folder, name).model_copy(update=fields))}
+
+    place.change(decide, f"Amend {name}")
+
+
+def remove(place: Place, name: str) -> Entry:
+    """Take an entry out; the head itself stays where it is."""
+    taken: list[Entry] = []
+
+    def decide(folder: Path) -> Changes:
+        taken[:] = [_find(place, folder, name)]
+        return {file_of(name): None}
+
+    place.change(decide, f"Remove {name}")
+    return taken[0]
+
+
+def _text(entry: Entry) -> str:
+    return entry.model_dump_json(indent=2) + "\n"
+
+
+def _find(place: Place, folder: Path, name: str) -> Entry:
+    path = folder / file_of(name)
     if path.is_file():
         return read_entry(path)
     raise error(
         NotFound,
         "head-not-registered",
         f"no head is called {name!r}",
-        where=str(folder),
+        where=place.where,
         expected=", ".join(sorted(found.name.removesuffix(SUFFIX) for found in folder.glob(f"*{SUFFIX}")))
         or "any head",
         actual=name,
         fix="see `ckpt-tools registry list`",
     )
-
-
-def put(folder: Path, entry: Entry, overwrite: bool = False) -> None:
-    """Write an entry; raises OutputExists if its name is taken."""
-    path = path_of(folder, entry.name)
-    with _locked(folder):
-        if path.exists() and not overwrite:
-            raise error(
-                OutputExists,
-                "name-taken",
-                f"a head called {entry.name!r} is there already",
-                where=str(path),
-                expected="a new name",
-                actual=entry.name,
-                fix="choose another name, or --overwrite",
-            )
-        _write(path, entry.model_dump_json(indent=2) + "\n")
-
-
-def remove(folder: Path, name: str) -> Entry:
-    """Take an entry out; the head itself stays where it is."""
-    with _locked(folder):
-        entry = get(folder, name)
-        path_of(folder, name).unlink()
-    return entry
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    from filelock import FileLock, Timeout
-
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / LOCK, timeout=PATIENCE):
-            yield
-    except Timeout as problem:
-        raise error(
-            CkptError,
-            "registry-locked",
-            "another process keeps the registry locked",
-            where=str(folder / LOCK),
-            expected=f"the lock within {PATIENCE:g} s",
-            actual="still locked",
-            fix="wait for the other process, or end it",
-        ) from problem
-
-
-def _write(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one; after a crash the disk holds one of them."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with fresh.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)

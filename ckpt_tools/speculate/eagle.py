@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..drafts.formats.eagle_names import O_BIAS, at_layer
 from ..drafts.spec import D2T, EAGLE3, T2D, DraftSpec
 from ..errors import CkptError, error
 from .head import Head, HeadOutput, Tables
@@ -61,6 +62,8 @@ def attention(spec: DraftSpec, config: Any, layer: int, width: int) -> Any:
     made: Any = (Qwen3Attention if spec.qk_norm else LlamaAttention)(config, layer)
     for name in ("q_proj", "k_proj", "v_proj"):
         setattr(made, name, nn.Linear(width, getattr(made, name).out_features, bias=spec.qkv_bias))
+    if at_layer(layer, O_BIAS) in spec.tensors:
+        made.o_proj = nn.Linear(made.o_proj.in_features, made.o_proj.out_features, bias=True)
     return made
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,21 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 NOWHERE: Mapping[str, int] = {}
 MAX_SHARDS = 100_000  # a file name that says more is no shard
+GHOST = "index-ghost"
 REINDEX = "write the index again from the headers: `ckpt-tools inspect --write-index`"
 CURED_BY_INDEX = frozenset(("index-invalid", "index-omits", "index-wrong-shard"))
 
 
 @dataclass(slots=True)
 class HfFolder(Source):
-    """`config` is None when the folder has none; `report` holds every integrity finding."""
+    """`config` is None when the folder has none; `report` holds every integrity finding.
+
+    `ghosts` are tensors that the index names and no file holds.
+    """
 
     config: dict[str, Any] | None
     report: Report
+    ghosts: set[str] = field(default_factory=set)
 
 
 def is_hf_folder(path: Path) -> bool:
@@ -132,8 +137,10 @@ def _check_index(
         if file not in present or file in broken or file in again.get(name, ()):
             continue
         elsewhere = holders.get(name)
+        if elsewhere is None:
+            folder.ghosts.add(name)
         report.error(
-            "index-wrong-shard" if elsewhere else "index-ghost",
+            "index-wrong-shard" if elsewhere else GHOST,
             f"{name} is not in the shard that the index names",
             where=f"{root / INDEX}: {file}",
             expected=f"{name} in {file}",

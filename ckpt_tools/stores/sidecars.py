@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .hf_folder import CONFIG
@@ -40,11 +40,11 @@ def sidecars(root: Path) -> Iterator[Path]:
             yield relative
 
 
-def copy_sidecars(source: Path, target: Path) -> list[str]:
-    """Copy every sidecar byte for byte (links are followed); returns their names."""
-    names = []
-    for relative in sidecars(source):
+def copy_sidecars(source: Path, target: Path, names: Iterable[Path] | None = None) -> list[str]:
+    """Copy every sidecar, or those of `names`, byte for byte (links are followed); returns their names."""
+    copied = []
+    for relative in sidecars(source) if names is None else names:
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / relative, target / relative)
-        names.append(str(relative))
-    return names
+        copied.append(str(relative))
+    return copied

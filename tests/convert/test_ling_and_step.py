@@ -1,7 +1,7 @@
 """Ling (bailing_moe) and Step-3.5 (step3p5) against an independent statement of every tensor: reshapes, not block lists.
 
-transformers has neither class, and Megatron builds neither from arguments, so this is their proof. Names are those that
-SGLang's loaders read (bailing_moe.py, step3p5.py).
+Names are those that SGLang's loaders read (bailing_moe.py, step3p5.py). That these layouts mean the same to Megatron and to
+transformers is shown by their logits (tests/oracles).
 """
 
 from __future__ import annotations

@@ -44,6 +44,16 @@ def test_names_and_shapes(name: str) -> None:
     assert sum(prod(shape) for shape in every.values()) == golden.parameters["total"]
 
 
+def test_the_mtp_layer_that_lings_published_code_builds() -> None:
+    """The base releases have it."""
+    golden = load("Ling-flash-2.0")
+    family, dims, table = table_of(golden)
+    with_head, without = hf_shapes(family.table(dims, 1, dims.vocab_size, family.defaults())), hf_shapes(table)
+    head = {name: shape for name, (shape, _) in golden.related_tensors("Ling-flash-base-2.0").items()}
+    assert with_head == without | head
+    assert not without.keys() & head.keys()
+
+
 def test_the_head_that_a_tied_release_stores() -> None:
     """Qwen3-0.6B is tied and has an lm_head.weight all the same; tied Qwen2.5 and Llama releases have none."""
     _, dims, table = table_of(load("Qwen3-0.6B"))

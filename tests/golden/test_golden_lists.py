@@ -12,6 +12,7 @@ DTYPES = {"BF16", "F32", "F8_E4M3", "U8", None}
 EMBEDDINGS = (
     "model.embed_tokens.weight",
     "model.language_model.embed_tokens.weight",
+    "model.word_embeddings.weight",
     "backbone.embeddings.weight",
 )
 SLIME = slime_args()
@@ -43,7 +44,7 @@ def _parameters(golden: Golden, tensors: dict[str, Tensor]) -> dict[str, int]:
 
 def test_names_and_families() -> None:
     found = names()
-    assert len(found) == 34
+    assert len(found) == 35
     assert found == sorted(found)
     assert {golden.name for golden in with_family("qwen3")} == {"Qwen3-0.6B", "Qwen3-32B", "Qwen3-8B"}
     assert sum(len(with_family(family)) for family in {load(name).family for name in found}) == len(found)

@@ -398,9 +398,14 @@ class Handler(BaseHTTPRequestHandler):
                 changes[value["path"]] = Blob(self.stored(repository, value["oid"]), lfs=True)
             else:
                 changes[value["path"]] = None
-        self.at(repository, revision)
-        ref = repository.open_pull_request() if pull_request else revision
-        commit = repository.commit(ref, changes, lines[0]["value"]["summary"])
+        with self.server_state.lock:
+            parent = lines[0]["value"].get("parentCommit")
+            if not pull_request and parent not in (None, self.at(repository, revision)):
+                raise Refused(412, message="A commit has happened since. Please refresh and try again.")
+            if absent := [path for path in changes if changes[path] is None and path not in repository.tree(revision)]:
+                raise Refused(404, "EntryNotFound", f"A file with this name doesn't exist: {absent[0]}")
+            ref = repository.open_pull_request() if pull_request else revision
+            commit = repository.commit(ref, changes, lines[0]["value"]["summary"])
         endpoint = self.server_state.endpoint
         pull = f"{endpoint}/{name}/discussions/{ref.rsplit('/', 1)[-1]}" if pull_request else None
         self.reply({"commitUrl": f"{endpoint}/{name}/commit/{commit}", "commitOid": commit, "pullRequestUrl": pull})

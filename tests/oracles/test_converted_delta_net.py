@@ -21,15 +21,14 @@ from typing import Any
 
 import pytest
 
-from ckpt_tools.convert import Options, convert
+from ckpt_tools.convert import Options
 from ckpt_tools.families import gdn
 from ckpt_tools.mapping.arrangement import Arrangement, Block
 from ckpt_tools.mapping.rules import Rule
 
-from ..checkpoints import assert_same, hf_tensors
-from .conversions import BF16, Case, Results, World, assert_agreed, assert_broken, assert_loaded
+from .conversions import BF16, Case, Results, Saved, World, assert_agreed, assert_broken, assert_loaded
+from .megatron.configs import tiny_config
 from .megatron.hf import num_experts
-from .megatron.tiny import tiny_config
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
@@ -95,12 +94,8 @@ def one_rank(world: World) -> Results:
 
 
 @pytest.fixture(scope="module")
-def saved(world: World) -> tuple[Results, World]:
-    """What real Megatron under TP2 loads from the converter's output and saves."""
-    again = replace(world, converted_to="saved")
-    steps = [(f"load {name}", world.step(name, "load")) for name in CASES]
-    steps += [(f"save {name}", again.step(name, "save", content_metadata={})) for name in CASES]
-    return world.judge(steps, tp=2), again
+def saved(world: World) -> Saved:
+    return Saved.of(world, CASES, tp=2)
 
 
 @pytest.fixture(scope="module")
@@ -134,14 +129,8 @@ def test_logits_agree(one_rank: Results, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_tensor_ranks_load_and_what_they_save_converts_back(
-    saved: tuple[Results, World], tmp_path: Path, name: str
-) -> None:
-    results, world = saved
-    assert_loaded(results[f"load {name}"])
-    source = world.hf(name)
-    convert(world.iteration(name), tmp_path / "hf", Options(hf_config=source))
-    assert_same(hf_tensors(tmp_path / "hf"), hf_tensors(source))
+def test_two_tensor_ranks_load_and_what_they_save_converts_back(saved: Saved, tmp_path: Path, name: str) -> None:
+    saved.assert_converts_back(name, tmp_path / "hf")
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -28,9 +28,9 @@ from ckpt_tools.mapping.arrangement import Arrangement, Block
 
 from ..checkpoints import assert_same, hf_tensors, tree
 from .conversions import BF16, Case, Results, Step, World, assert_agreed, assert_broken, assert_loaded
+from .megatron.configs import LLAMA3, TRAINING, tiny_config
 from .megatron.hf import mtp_layers, read_config
 from .megatron.run import run_job
-from .megatron.tiny import LLAMA3, TRAINING, tiny_config
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 

@@ -3,7 +3,10 @@
 | family                                      | parameters                | main logits  | MTP logits               |
 |---------------------------------------------|---------------------------|--------------|--------------------------|
 | qwen3_moe, renormalised routing or not      | bit-equal in every layout | transformers | -                        |
+| gpt_oss (sinks, biases, its own activation) | bit-equal, TP1, EP2, PP2  | transformers | -                        |
 | glm4_moe (grouped attention, partial rope)  | bit-equal in every layout | transformers | transformers' MtpModel   |
+| bailing_moe (joint qkv, groups of experts)  | bit-equal in every layout | transformers | transformers' MtpModel   |
+| step3p5 (heads by layer, a gate per head)   | bit-equal, TP1 and EP2    | transformers | transformers' MtpModel   |
 | deepseek_v3 (latent, groups of experts)     | bit-equal in every layout | transformers | transformers' MtpModel   |
 | deepseek_v3 without a query rank (Moonlight)| bit-equal in every layout | transformers | -                        |
 | glm4_moe_lite (latent)                      | bit-equal in every layout | transformers | transformers' MtpModel   |
@@ -16,6 +19,9 @@ TransformerEngine specs (norms fused or apart), whose modules stand-ins play.
 The indexer of sparse attention is proven to load, not to choose alike: it keeps every key here (`index_topk` exceeds the
 length). Megatron 0.16.1 reads the rotary rows of an index head last and its query before the norm; Hugging Face, and later
 Megatrons "to align with DeepSeek's implementation", read the rotary rows first, which is the order the converter keeps.
+
+Step-3.5's gates are added to Megatron's attention by hooks (megatron/step.py), its windows are longer than the text and
+its rotary bases equal: what differs there from layer to layer is no matter of the weights.
 
 transformers normalises inside latent attention with an epsilon of 1e-6 whatever the config says and Megatron with the
 config's, so these configs say 1e-6; GLM-4.7-Flash says 1e-5, hence its Megatron logits differ from transformers' by that.
@@ -32,16 +38,16 @@ from typing import Any
 import pytest
 import torch
 
-from ckpt_tools.convert import Options, convert
+from ckpt_tools.convert import Options
 from ckpt_tools.families import blocks, moe
 from ckpt_tools.families.dims import Dims
 from ckpt_tools.mapping.arrangement import Arrangement, Block
 from ckpt_tools.mapping.rules import Axis, Rule
 
-from ..checkpoints import assert_same, hf_tensors, megatron_tensors
-from .conversions import BF16, Case, Results, Step, World, assert_agreed, assert_broken, assert_loaded
+from ..checkpoints import megatron_tensors
+from .conversions import BF16, Case, Results, Saved, Step, World, assert_agreed, assert_broken, assert_loaded
+from .megatron.configs import tiny_config
 from .megatron.hf import mtp_layers
-from .megatron.tiny import tiny_config
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
@@ -50,8 +56,13 @@ CASES = {
     "qwen3_moe": Case(tiny_config("qwen3_moe")),
     "qwen3_moe-stacked": Case(tiny_config("qwen3_moe"), Options(layout="stacked"), BF16),
     "qwen3_moe-mixed": Case(tiny_config("qwen3_moe", mlp_only_layers=[1, 2], norm_topk_prob=False)),
+    "gpt_oss": Case(tiny_config("gpt_oss")),
+    "gpt_oss-bf16": Case(tiny_config("gpt_oss", num_local_experts=8), dtype=BF16),
     "glm4_moe": Case(tiny_config("glm4_moe"), UNPADDED, padded_vocab=96),
     "glm4_moe-air": Case(tiny_config("glm4_moe", use_qk_norm=False, n_shared_experts=2), dtype=BF16),
+    "ling": Case(tiny_config("bailing_moe")),
+    "ring-bias": Case(tiny_config("bailing_moe", use_qkv_bias=True, n_group=1, topk_group=1, num_experts_per_tok=2)),
+    "step3p5": Case(tiny_config("step3p5")),
     "deepseek_v3": Case(tiny_config("deepseek_v3")),
     "deepseek_v3-bf16": Case(tiny_config("deepseek_v3", num_nextn_predict_layers=2), dtype=BF16),
     "moonlight": Case(tiny_config("deepseek_v3", q_lora_rank=None, num_nextn_predict_layers=0)),
@@ -59,6 +70,10 @@ CASES = {
     "deepseek_v32": Case(tiny_config("deepseek_v32")),
     "glm_moe_dsa": Case(tiny_config("glm_moe_dsa")),
 }
+# Megatron builds the others under these layouts: no tensor-parallel rule of 0.16.1 cuts the rows of Step's gates, the
+# oracle adds them in one stage only, and Megatron refuses experts with biases (gpt-oss) that are cut.
+CUT = [name for name in CASES if not name.startswith(("step3p5", "gpt_oss"))]
+STAGED = [name for name in CASES if name != "step3p5"]
 EXACT = [name for name, case in CASES.items() if case.dtype is not BF16]
 
 
@@ -102,8 +117,8 @@ def one_rank(world: World) -> Results:
 
 @pytest.fixture(scope="module")
 def two_tensor_ranks(world: World) -> Results:
-    steps = [(name, world.step(name, "load")) for name in CASES]
-    steps += [(f"te {name}", world.step(name, "load", te_names=True)) for name in CASES]
+    steps = [(name, world.step(name, "load")) for name in CUT]
+    steps += [(f"te {name}", world.step(name, "load", te_names=True)) for name in CUT]
     return world.judge(steps, tp=2)
 
 
@@ -115,7 +130,7 @@ def two_expert_ranks(world: World) -> Results:
 @pytest.fixture(scope="module")
 def two_stages(world: World) -> Results:
     def steps() -> Iterator[tuple[str, Step]]:
-        for name in CASES:
+        for name in STAGED:
             for first in (None, 1):
                 yield f"{name} {first}", world.step(name, "load", first_stage_layers=first)
 
@@ -123,12 +138,8 @@ def two_stages(world: World) -> Results:
 
 
 @pytest.fixture(scope="module")
-def saved(world: World) -> tuple[Results, World]:
-    """What real Megatron under TP2 x EP2 loads from the converter's output and saves."""
-    again = replace(world, converted_to="saved")
-    steps = [(f"load {name}", world.step(name, "load")) for name in CASES]
-    steps += [(f"save {name}", again.step(name, "save", content_metadata={})) for name in CASES]
-    return world.judge(steps, tp=2, ep=2), again
+def saved(world: World) -> Saved:
+    return Saved.of(world, CUT, tp=2, ep=2)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -136,12 +147,12 @@ def test_one_rank_loads_every_parameter(one_rank: Results, name: str) -> None:
     assert_loaded(one_rank[f"load {name}"])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CUT)
 def test_two_tensor_ranks_load_every_parameter(two_tensor_ranks: Results, name: str) -> None:
     assert_loaded(two_tensor_ranks[name])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CUT)
 def test_every_name_that_transformer_engine_asks_for_is_there(two_tensor_ranks: Results, name: str) -> None:
     assert_loaded(two_tensor_ranks[f"te {name}"])
 
@@ -152,7 +163,7 @@ def test_two_expert_ranks_load_every_parameter(two_expert_ranks: Results, name: 
 
 
 @pytest.mark.parametrize("first", [None, 1])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", STAGED)
 def test_two_stages_load_every_parameter(two_stages: Results, name: str, first: int | None) -> None:
     assert_loaded(two_stages[f"{name} {first}"])
 
@@ -163,15 +174,9 @@ def test_logits_agree(one_rank: Results, name: str) -> None:
         assert_agreed(one_rank[f"{names}logits {name}"], mtp_layers(CASES[name].config))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_four_ranks_save_converts_back_to_the_bits(
-    saved: tuple[Results, World], tmp_path: Path, name: str
-) -> None:
-    results, world = saved
-    assert_loaded(results[f"load {name}"])
-    source = world.hf(name)
-    convert(world.iteration(name), tmp_path / "hf", Options(hf_config=source))
-    assert_same(hf_tensors(tmp_path / "hf"), hf_tensors(source))
+@pytest.mark.parametrize("name", CUT)
+def test_what_four_ranks_save_converts_back_to_the_bits(saved: Saved, tmp_path: Path, name: str) -> None:
+    saved.assert_converts_back(name, tmp_path / "hf")
 
 
 @pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3", "glm4_moe_lite"])

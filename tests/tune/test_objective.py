@@ -23,9 +23,10 @@ from ckpt_tools.tune import objective
 from ckpt_tools.tune.objective import Loss, isolated, mtp_losses, scaled_sum, shifted
 from ckpt_tools.tune.rolling import first_tokens, roll_left, roll_part, split
 
+from ..oracles.megatron.configs import tiny_config
 from ..oracles.megatron.forward import HfForward, rms_norm
 from ..oracles.megatron.run import run_job
-from ..oracles.megatron.tiny import tiny_config, tiny_tensors, write_folder
+from ..oracles.megatron.tiny import tiny_tensors, write_folder
 
 HIDDEN, WORDS = 16, 20
 A, B, C, D, E = range(1, 6)

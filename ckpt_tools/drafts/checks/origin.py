@@ -18,10 +18,9 @@ from ..identity import (
     arch_mismatches,
     hash_mismatches,
     identify,
-    recorded,
     weights_hash,
 )
-from ..manifest import MANIFEST, read_manifest
+from ..recorded import MANIFEST, recorded_target
 from ..tokenizer import read_tokenizer
 from .pair import Pair, open_target
 
@@ -34,7 +33,7 @@ FIX = {
 
 def check_origin(pair: Pair) -> None:
     """L2: another architecture is an error; moved weights are a warning, an error with --strict-target."""
-    kept = _recorded(pair)
+    kept = recorded_target(pair.spec.source)
     strict = "error" if pair.rules.strict_target else "note"
     if not kept.arch_hash:
         pair.found(
@@ -81,12 +80,6 @@ def check_origin(pair: Pair) -> None:
             if value
         ]
         pair.passed(NAME, kept.arch_hash[:19], f"{', '.join(compared)} equal")
-
-
-def _recorded(pair: Pair) -> Identity:
-    if not (pair.spec.source / MANIFEST).is_file():
-        return Identity()
-    return recorded(read_manifest(pair.spec.source).target.identity)
 
 
 def _identity(pair: Pair, weights: str) -> Identity:

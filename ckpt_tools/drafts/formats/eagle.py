@@ -255,11 +255,13 @@ def _excused(spec: DraftSpec, name: str) -> bool:
 
 
 def _check_absent(r: _Reading, spec: DraftSpec, absent: list[str]) -> None:
+    whole = spec.draft_vocab_size == spec.vocab_size
     special: dict[str, tuple[str, str, str]] = {
         HEAD: (
             "lm-head-missing",
             f"an lm_head of {spec.draft_vocab_size} rows",
-            f"copy the target's rows, or set {DRAFT_VOCAB} to null where nothing is reduced: SGLang takes the target's then",
+            "`export-draft --lm-head-from-target` takes the target's rows"
+            + (f", or set {DRAFT_VOCAB} to null: SGLang takes the target's then" if whole else " by d2t"),
         ),
         D2T: (
             "d2t-missing",

@@ -26,7 +26,8 @@ MLA = tuple(
 QKV_BIAS = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
 QK_NORM = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 MLP = tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))
-OTHER_BIASES = ("self_attn.o_proj.bias", *(f"{name}.bias" for name in MLP))
+O_BIAS = "self_attn.o_proj.bias"  # transformers' attention_bias means q, k, v and o
+OTHER_BIASES = (O_BIAS, *(f"{name}.bias" for name in MLP))
 LAYER = (
     *(f"{name}.weight" for name in (*GQA, *MLA, *MLP)),
     *QKV_BIAS,
@@ -122,6 +123,8 @@ def expected_shapes(spec: DraftSpec) -> tuple[dict[str, Shape], dict[str, Shape]
             required[INPUT_NORM] = (spec.aux_count * wide,)
         if spec.norms.fc:
             required |= {f"fc_norm.{i}.weight": (wide,) for i in range(spec.aux_count)}
+        if spec.qkv_bias:
+            optional |= {at_layer(layer, O_BIAS): (h,) for layer in range(spec.num_layers)}
     else:
         optional |= {EMBED: embedding, HEAD: head}
     for layer in range(spec.num_layers):

@@ -61,10 +61,12 @@ def _specforge(container: Container, report: Report) -> Flat:
 def _sglang(container: Container, report: Report) -> Flat:
     """Read as the server reads it; a `norm_output` that SpecForge wrote means something else, and nothing tells."""
     flat = _plain(container, report)
-    if flat.norms.output:
+    if container.config.get(NORM_OUTPUT) is not None:
+        stated = "true" if flat.norms.output else "false"
         report.warn(
             "norm-output-unclear",
-            "norm_output true: SGLang feeds the normed state to the next step, SpecForge means the norm before the lm_head",
+            f"norm_output {stated}: to SGLang whether the next step is fed the normed state, to SpecForge whether a norm"
+            " stands before the lm_head",
             where=str(container.config_path),
             expected="the meaning that the head was trained with",
             actual="read as SGLang reads it",

@@ -7,10 +7,12 @@ from typing import Any
 
 from ...errors import CkptError
 from ...report import Report
-from ..spec import EAGLE3, FC_BIAS, MTP, DraftSpec
+from ..spec import EAGLE3, EMBED, FC, FC_BIAS, MTP, DraftSpec, HeadTensor
 from . import base, speculators_mtp
 from .eagle import layer_fields
+from .eagle_names import O_BIAS, at_layer
 from .maps import made_maps
+from .parts import zeros
 from .sources import LAYER_CONFIG, SPECULATORS_TYPE
 from .targets import Target
 from .writing import Written
@@ -53,9 +55,30 @@ def write(spec: DraftSpec, target: Target, report: Report) -> Written:
     refusals = Report()
     _refuse(spec, refusals)
     refusals.raise_errors(CkptError)
+    _warn_of_embedding(spec, report)
     made = made_maps(spec)
     tensors = {name: entry for name, entry in spec.tensors.items() if name not in made}
-    return Written(FORM, EAGLE3_ARCHITECTURE, _dumped(_eagle3(spec, target)), tensors, made)
+    return Written(FORM, EAGLE3_ARCHITECTURE, _dumped(_eagle3(spec, target)), tensors | _biases(spec), made)
+
+
+def _biases(spec: DraftSpec) -> dict[str, HeadTensor]:
+    """`attention_bias` is one field for q, k, v and o there."""
+    names = [at_layer(layer, O_BIAS) for layer in range(spec.num_layers)] if spec.qkv_bias else []
+    dtype = spec.tensors[FC].dtype
+    return {name: zeros(name, dtype, (spec.hidden_size,)) for name in names if name not in spec.tensors}
+
+
+def _warn_of_embedding(spec: DraftSpec, report: Report) -> None:
+    """speculators 0.9 means to take the verifier's, and does so only where the memory happens to be NaN."""
+    if EMBED not in spec.tensors:
+        report.warn(
+            "embedding-left-out",
+            "the head has no embedding: vLLM takes the target's, speculators would go on training with an unset one",
+            where=str(spec.source),
+            expected=f"{EMBED}, a copy of the target's",
+            actual="absent",
+            fix="nothing to do for vLLM; to train on, store the target's embedding with the head",
+        )
 
 
 def _refuse(spec: DraftSpec, report: Report) -> None:

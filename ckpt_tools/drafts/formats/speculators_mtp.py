@@ -29,7 +29,7 @@ FRAME = {
     "mtp.pre_fc_norm_embedding.weight": "mtp_layers.0.token_layernorm.weight",
 }
 INNER, OUTER = "mtp.layers.0.", "mtp_layers.0."
-TARGETS = ("embed_tokens.weight", "lm_head.weight")  # the target's, saved along
+TARGETS = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight")  # the target's, saved along
 EXPERTS_VARIANT = "mtp_experts"
 EXPERTS = INNER + "mlp.experts."
 GATE_UP, DOWN = EXPERTS + "gate_up_proj", EXPERTS + "down_proj"

@@ -41,10 +41,31 @@ def read_script(path: Path, given: dict[str, str]) -> Script:
 
 
 def read_words(text: str, name: str = "--args") -> list[Text]:
-    """A flat list of flags as on a command line; line breaks are blanks. `name` is where it is said to stand."""
+    """A flat list of flags as on a command line; line breaks are blanks. `name` is where it is said to stand.
+
+    Parentheses are no subshell here: `([1]*4)`, as a running process shows it, is a value.
+    """
     script = Script()
-    _Reader(script, Variables(Path(name))).statements(parse(" ".join(text.replace("\\\n", " ").split("\n"))))
+    flat = " ".join(text.replace("\\\n", " ").split("\n"))
+    _Reader(script, Variables(Path(name))).statements(parse(_plain_parentheses(flat)))
     return [word for command in script.commands for word in command]
+
+
+def _plain_parentheses(text: str) -> str:
+    """Parentheses that stand outside of quotes and do not belong to `$(...)` get a backslash."""
+    found: list[str] = []
+    quote, plain = "", [False]  # of every open parenthesis: whether it is a plain one
+    for before, char in zip(" " + text, text, strict=False):
+        escaped = before == "\\" and quote != "'"
+        if char in "'\"`" and not escaped and quote in ("", char):
+            quote = "" if quote else char
+        elif char == "(" and not quote and not escaped:
+            plain.append(before not in "$(" or plain[-1])
+        bare = char in "()" and not quote and not escaped and plain[-1]
+        found.append("\\" + char if bare else char)
+        if char == ")" and not quote and not escaped and len(plain) > 1:
+            plain.pop()
+    return "".join(found)
 
 
 class _Reader:

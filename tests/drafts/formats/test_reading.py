@@ -102,6 +102,7 @@ def test_norm_output_means_what_its_producer_means(tmp_path: Path) -> None:
     assert as_specforge.norms == Norms() and codes(as_specforge, "warning") == []
     write(head, eagle3_config(norm_output=False), eagle3_tensors())
     assert open_draft(head, form="specforge").norms == Norms(before_head=False)
+    assert codes(open_draft(head), "warning") == ["norm-output-unclear"]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
-from .hf import DELTA_NET, HfConfig, Tensors, is_tied, mtp_layers, num_experts, read_config, read_tensors
+from .hf import (
+    DELTA_NET,
+    HfConfig,
+    Tensors,
+    is_tied,
+    mtp_layers,
+    num_experts,
+    read_config,
+    read_tensors,
+    stored_config,
+    stored_tensors,
+)
 
+OTHER_TOWERS = ("model.vision_model.", "model.multi_modal_projector.")
 BASE = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mimo": "Qwen2"}
 
 
@@ -18,7 +33,8 @@ class HfForward:
     def __init__(self, folder: str | Path) -> None:
         self.config: HfConfig = read_config(folder)
         self.tensors: Tensors = read_tensors(folder)
-        self.model = _load_folder(folder) if self.loads_itself else _build_dense(self.config, self.tensors)
+        load = LOADERS.get(stored_config(folder)["model_type"], _load_folder)
+        self.model = load(folder) if self.loads_itself else _build_dense(self.config, self.tensors)
 
     @property
     def loads_itself(self) -> bool:
@@ -33,8 +49,9 @@ class HfForward:
 
     def inverse_frequencies(self) -> torch.Tensor:
         """The rotary frequencies transformers derives from the config, scaling included."""
-        frequencies: torch.Tensor = self.model.model.rotary_emb.inv_freq
-        return frequencies
+        rotary = self.model.get_decoder().rotary_emb
+        frequencies: torch.Tensor = getattr(rotary, "inv_freq", None)
+        return rotary.full_attention_inv_freq if frequencies is None else frequencies
 
     @torch.no_grad()
     def mtp_logits(self, ids: torch.Tensor) -> list[torch.Tensor]:
@@ -64,21 +81,54 @@ def _build_dense(config: HfConfig, tensors: Tensors) -> Any:
     return model
 
 
-def _load_folder(folder: str | Path) -> Any:
+def _load_ling(folder: str | Path) -> Any:
+    """A Ling folder as `sarvam_moe`, which stands for its architecture in transformers."""
+    config = stored_config(folder) | {"model_type": "sarvam_moe", "architectures": ["Glm4MoeForCausalLM"]}
+    return _load_folder(_renamed(folder, config, ".final_layernorm."))
+
+
+def _load_step(folder: str | Path) -> Any:
+    """A Step-3.5 folder as the language model of Step-3.7."""
+    text = stored_config(folder)
+    heads = {"num_attention_heads": text["attention_other_setting"]["num_attention_heads"]}
+    text["mtp_per_layer_config"] = dict.fromkeys(range(text["num_nextn_predict_layers"]), heads)
+    vision = {"width": 8, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14, "mlp_ratio": 1.0}
+    config = {"model_type": "step3p7", "text_config": text, "vision_config": vision}
+    return _load_folder(_renamed(folder, config, ".transformer.shared_head.norm."), "AutoModelForImageTextToText")
+
+
+def _renamed(folder: str | Path, config: HfConfig, last_norm: str) -> Path:
+    """A copy of the folder under another config, its MTP layers' last norm named as transformers' MtpModel reads it.
+
+    transformers knows all other names of these releases.
+    """
+    tensors = {name.replace(last_norm, ".shared_head.norm."): t for name, t in stored_tensors(folder).items()}
+    copy = Path(tempfile.mkdtemp(dir=Path(folder).parent))
+    (copy / "config.json").write_text(json.dumps(config))
+    save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    return copy
+
+
+def _load_folder(folder: str | Path, auto: str = "AutoModelForCausalLM") -> Any:
     """transformers packs the experts while it loads, so it loads the folder itself; only MTP tensors may be left over."""
     import transformers
 
-    loader: Any = transformers.AutoModelForCausalLM
+    loader: Any = getattr(transformers, auto)
     logging: Any = transformers.logging
     logging.set_verbosity_error()
     model, info = loader.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
-    mtp = ("mtp.", *(f"model.layers.{model.config.num_hidden_layers + i}." for i in range(2)))
+    layers = model.config.get_text_config().num_hidden_layers
+    mtp = ("mtp.", *(f"model.layers.{layers + i}." for i in range(2)))
     left_over = [name for name in info["unexpected_keys"] if not name.startswith(mtp)]
-    if info["missing_keys"] or left_over or info["mismatched_keys"]:
+    missing = [name for name in info["missing_keys"] if not name.startswith(OTHER_TOWERS)]
+    if missing or left_over or info["mismatched_keys"]:
         raise ValueError(f"transformers did not load {folder} as it is: {info}")
     return model.eval()
+
+
+LOADERS = {"bailing_moe": _load_ling, "step3p5": _load_step}
 
 
 def _transformers_mtp(main: Any, depths: int, ids: torch.Tensor) -> list[torch.Tensor]:
@@ -89,18 +139,18 @@ def _transformers_mtp(main: Any, depths: int, ids: torch.Tensor) -> list[torch.T
     """
     from transformers.modeling_layers import MtpModel
 
-    last = main.config.num_hidden_layers + depths - 1
+    first = main.config.get_text_config().num_hidden_layers
     main._keys_to_ignore_on_load_unexpected = [
         r"^mtp\..*",
-        *(rf"model\.layers\.{i}\..*" for i in range(main.config.num_hidden_layers, last + 1)),
+        *(rf"model\.layers\.{i}\..*" for i in range(first, first + depths)),
     ]
-    if not hasattr(main.config, "num_mtp_layers"):
+    if not hasattr(main.config.get_text_config(), "num_mtp_layers"):
         main.config.num_mtp_layers = depths
         main.config.mtp_mlp_layer_types = ["sparse"] * depths
         main.config.mtp_layer_types = ["full_attention"] * depths
     mtp: Any = MtpModel.from_pretrained(main)
     mtp.eval()
-    hidden = main.model(ids).last_hidden_state
+    hidden = main.get_decoder()(ids).last_hidden_state
     found = []
     for k in range(depths):
         # GLM-5's layers return their choice of keys as well, which MtpModel does not expect.

@@ -9,23 +9,48 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from . import hybrid, ling, oss, step
+
 HfConfig = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 
 # Families whose MTP layers continue the decoder's numbering: model.layers.{N}, {N + 1}, ...
-NEXTN = ("glm4_moe", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa")
+NEXTN = ("glm4_moe", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", *step.STEP)
 # Families with gated delta nets; their one MTP layer stands apart as mtp.*.
 DELTA_NET = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-QWEN_MOE = ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
+ZERO_CENTRED = (*DELTA_NET, *step.STEP)  # norms that multiply by 1 + w
+QWEN_MOE = ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text", *oss.OSS)
 
 
-def read_config(folder: str | Path) -> HfConfig:
+def stored_config(folder: str | Path) -> HfConfig:
     """The folder's config.json."""
     config: HfConfig = json.loads((Path(folder) / "config.json").read_text())
     return config
 
 
+def read_config(folder: str | Path) -> HfConfig:
+    """The folder's config.json, that of families with words of their own in other families' words."""
+    config = stored_config(folder)
+    if step.is_step(config):
+        return step.plain_config(config)
+    if oss.is_oss(config):
+        return oss.plain_config(config)
+    return ling.glm_config(config) if ling.is_ling(config) else config
+
+
 def read_tensors(folder: str | Path) -> Tensors:
+    """All tensors of the folder, those of families with words of their own in other families' words."""
+    config, tensors = stored_config(folder), stored_tensors(folder)
+    if step.is_step(config):
+        return step.plain_tensors(tensors)
+    if oss.is_oss(config):
+        return oss.plain_tensors(tensors)
+    if hybrid.is_hybrid(config):
+        return hybrid.named_outside(tensors)
+    return ling.glm_tensors(config, tensors) if ling.is_ling(config) else tensors
+
+
+def stored_tensors(folder: str | Path) -> Tensors:
     """All tensors of the folder's safetensors files (those the index names, or every file without an index)."""
     folder = Path(folder)
     index = folder / "model.safetensors.index.json"
@@ -62,7 +87,7 @@ def is_tied(config: HfConfig) -> bool:
 
 def mtp_layers(config: HfConfig) -> int:
     """The number of multi-token prediction layers the config declares, in the families that have any."""
-    if config["model_type"] not in ("mimo", *NEXTN, *DELTA_NET):
+    if config["model_type"] not in ("mimo", *NEXTN, *DELTA_NET, *ling.LING):
         return 0
     return int(config.get("num_nextn_predict_layers") or config.get("mtp_num_hidden_layers") or 0)
 
@@ -77,6 +102,11 @@ def is_sparse(config: HfConfig) -> bool:
     return "index_topk" in config
 
 
+def only_te_names(config: HfConfig) -> bool:
+    """Whether Megatron has the family's modules in its TransformerEngine specs only."""
+    return is_sparse(config) or config["model_type"] in (*ZERO_CENTRED, *hybrid.HYBRID)
+
+
 def num_experts(config: HfConfig) -> int:
     """The number of routed experts, 0 for a dense model."""
     return int(config.get("num_experts") or config.get("n_routed_experts") or 0)
@@ -85,6 +115,8 @@ def num_experts(config: HfConfig) -> int:
 def moe_layers(config: HfConfig) -> frozenset[int]:
     """The decoder layers with experts."""
     layers = range(config["num_hidden_layers"])
+    if hybrid.is_hybrid(config):
+        return frozenset(i for i, kind in enumerate(config["hybrid_override_pattern"]) if kind == "E")
     if config["model_type"] in QWEN_MOE:
         dense, step = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step") or 1
         return frozenset(i for i in layers if i not in dense and (i + 1) % step == 0)

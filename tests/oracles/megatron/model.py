@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch.nn import functional
 
-from . import stand_ins
+from . import hybrid, mamba, oss, stand_ins, step
 from .hf import (
     DELTA_NET,
+    ZERO_CENTRED,
     HfConfig,
     head_dim,
     is_latent,
@@ -43,6 +45,9 @@ FAMILIES = (
     *("llama", "qwen2", "qwen3", "mimo", "qwen3_moe", "glm4_moe"),
     *("deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"),
     *DELTA_NET,
+    *step.STEP,
+    *hybrid.HYBRID,
+    *oss.OSS,
 )
 
 
@@ -52,7 +57,7 @@ def check_buildable(hf_config: HfConfig) -> None:
     if model_type not in FAMILIES:
         raise NotImplementedError(f"the Megatron oracle does not build model_type {model_type!r}")
     optional = {
-        "attention_bias": model_type not in ("qwen2", "mimo", "glm4_moe"),
+        "attention_bias": model_type not in ("qwen2", "mimo", "glm4_moe", *oss.OSS),
         "mlp_bias": True,
         "use_sliding_window": True,
     }
@@ -70,15 +75,18 @@ def transformer_config(hf_config: HfConfig, layout: Layout, *, mtp: int, dtype: 
     fields: dict[str, Any] = {}
     fields |= _latent_attention_fields(hf_config) if latent else _attention_fields(hf_config)
     fields |= _delta_net_fields(hf_config) if linear_layers(hf_config) else {}
+    fields |= {"layernorm_zero_centered_gamma": hf_config["model_type"] in ZERO_CENTRED}
     fields |= _dense_mlp_fields(hf_config)
     fields |= _moe_fields(hf_config) if num_experts(hf_config) else {}
+    fields |= mamba.fields(hf_config) if hybrid.is_hybrid(hf_config) else {}
+    fields |= oss.fields() if oss.is_oss(hf_config) else {}
     fields |= _parallel_fields(layout, dtype)
     fields |= _cpu_fields()
     return (MLATransformerConfig if latent else TransformerConfig)(
         num_layers=hf_config["num_hidden_layers"],
         hidden_size=hf_config["hidden_size"],
         normalization="RMSNorm",
-        layernorm_epsilon=hf_config["rms_norm_eps"],
+        layernorm_epsilon=hf_config.get("layer_norm_epsilon") or hf_config["rms_norm_eps"],
         hidden_dropout=0.0,
         attention_dropout=0.0,
         mtp_num_layers=mtp or None,
@@ -131,14 +139,13 @@ def _indexer_fields(hf_config: HfConfig) -> dict[str, Any]:
 
 
 def _delta_net_fields(hf_config: HfConfig) -> dict[str, Any]:
-    """Gated delta nets, gated attention, norms of 1 + w; `deterministic_mode` runs Megatron's plain torch delta rule."""
+    """Gated delta nets and gated attention; `deterministic_mode` runs Megatron's plain torch delta rule."""
     linear = linear_layers(hf_config)
     shared = ("conv_kernel_dim", "key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
     return {f"linear_{name}": hf_config[f"linear_{name}"] for name in shared} | {
         "experimental_attention_variant": "gated_delta_net",
         "linear_attention_freq": [int(i in linear) for i in range(hf_config["num_hidden_layers"])],
         "attention_output_gate": True,
-        "layernorm_zero_centered_gamma": True,
         "deterministic_mode": True,
     }
 
@@ -263,7 +270,13 @@ def build_model(
     NaN, so that a parameter, or a part of one, that a load leaves alone is seen.
     """
     config = transformer_config(hf_config, layout, mtp=mtp, dtype=dtype)
-    spec = layer_spec(config, te_names)
+    if hybrid.is_hybrid(hf_config):
+        return _ready(mamba.build(hf_config, config, padded_vocab), dtype)
+    spec = mtp_spec = layer_spec(config, te_names)
+    if step.is_step(hf_config):
+        heads, kinds = step.heads_of(hf_config), spec.layer_specs
+        spec = replace(spec, layer_specs=step.with_head_gates(kinds, heads[: len(kinds)]))
+        mtp_spec = replace(spec, layer_specs=step.with_head_gates(kinds[:1], heads[-1:]))
     with PretendCuda():  # a pipeline that shares the embedding moves it with .cuda()
         model = GPTModel(
             config=config,
@@ -275,9 +288,13 @@ def build_model(
             parallel_output=False,
             share_embeddings_and_output_weights=is_tied(hf_config),
             position_embedding_type="rope",
-            mtp_block_spec=gpt_layer_specs.get_gpt_mtp_block_spec(config, spec, te_names) if mtp else None,
+            mtp_block_spec=gpt_layer_specs.get_gpt_mtp_block_spec(config, mtp_spec, te_names) if mtp else None,
             **_rotary_arguments(hf_config),
         )
+    return _ready(model, dtype)
+
+
+def _ready(model: GPTModel, dtype: torch.dtype) -> GPTModel:
     # Norm weights are born float32; training casts the whole model (Float16Module), so this does too.
     model = model.to(dtype).eval()
     for module in model.modules():

@@ -21,6 +21,8 @@ from .hf import (
     num_experts,
     query_groups,
 )
+from .hybrid import expected_layer as hybrid_layer
+from .hybrid import is_hybrid
 
 COPIED_IN_EVERY_LAYER = {
     "input_layernorm.weight": "input_layernorm.weight",
@@ -28,6 +30,8 @@ COPIED_IN_EVERY_LAYER = {
 }
 COPIED_WITH_ATTENTION = {
     "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "self_attention.linear_proj.bias": "self_attn.o_proj.bias",
+    "self_attention.core_attention.softmax_offset": "self_attn.sinks",
     "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
     "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
 }
@@ -59,6 +63,7 @@ COPIED_WITH_INDEXER = {
 }
 ROUTER = {
     "mlp.router.weight": "mlp.gate.weight",
+    "mlp.router.bias": "mlp.gate.bias",
     "mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
     "mlp.shared_experts.gate_weight": "mlp.shared_expert_gate.weight",
 }
@@ -90,6 +95,11 @@ def expected_parameters(hf_config: HfConfig, hf_tensors: Tensors, padded_vocab: 
     }
     if not is_tied(hf_config):
         expected["output_layer.weight"] = pad_rows(hf_tensors["lm_head.weight"], padded_vocab)
+    if is_hybrid(hf_config):
+        expected["decoder.final_norm.weight"] = expected.pop("decoder.final_layernorm.weight")
+        for i in range(hf_config["num_hidden_layers"]):
+            expected |= hybrid_layer(hf_config, hf_tensors, i)
+        return expected
     sparse = moe_layers(hf_config)
     for i in range(hf_config["num_hidden_layers"]):
         expected |= expected_layer(hf_config, hf_tensors, f"model.layers.{i}.", f"decoder.layers.{i}.", i in sparse)
@@ -122,6 +132,9 @@ def _grouped_attention(hf_config: HfConfig, tensors: Tensors) -> Tensors:
             if hf_config["model_type"] in DELTA_NET:
                 parts[0] = gates_behind_queries(hf_config, parts[0])
             found[f"self_attention.linear_qkv.{kind}"] = grouped_qkv(hf_config, *parts)
+    if "self_attn.g_proj.weight" in tensors:
+        rows = [found["self_attention.linear_qkv.weight"], tensors["self_attn.g_proj.weight"]]
+        found["self_attention.linear_qkv.weight"] = torch.cat(rows)
     return found
 
 
@@ -161,9 +174,13 @@ def _of_every_head(weight: torch.Tensor, heads: int, widths: tuple[int, ...]) ->
 
 
 def _gated(tensors: Tensors, source: str, target: str) -> Tensors:
-    """One gated MLP: [gate; up] and down."""
-    gate, up, down = (tensors[f"{source}{part}_proj.weight"] for part in ("gate", "up", "down"))
-    return {target + "linear_fc1.weight": torch.cat([gate, up], 0), target + "linear_fc2.weight": down}
+    """One gated MLP: [gate; up] and down, with the biases that are there."""
+    found: Tensors = {}
+    for kind in ("weight", "bias"):
+        if f"{source}down_proj.{kind}" in tensors:
+            gate, up, down = (tensors[f"{source}{part}_proj.{kind}"] for part in ("gate", "up", "down"))
+            found |= {f"{target}linear_fc1.{kind}": torch.cat([gate, up], 0), f"{target}linear_fc2.{kind}": down}
+    return found
 
 
 def _experts(hf_config: HfConfig, tensors: Tensors) -> Tensors:
@@ -203,8 +220,8 @@ def expected_mtp(hf_config: HfConfig, hf_tensors: Tensors, index: int) -> Tensor
     if model_type == "mimo":
         hidden_half, embedding_half = layer[target + "eh_proj.weight"].chunk(2, 1)
         layer[target + "eh_proj.weight"] = torch.cat([embedding_half, hidden_half], 1)
-    inner = target + "transformer_layer."
-    return layer | expected_layer(hf_config, hf_tensors, source, inner, sparse=num_experts(hf_config) > 0)
+    inner, sparse = target + "transformer_layer.", f"{source}mlp.gate.weight" in hf_tensors
+    return layer | expected_layer(hf_config, hf_tensors, source, inner, sparse)
 
 
 def pad_rows(weight: torch.Tensor, rows: int) -> torch.Tensor:

@@ -10,7 +10,8 @@ are; without, it is Megatron's local spec.
 * load: `dir` (a torch-dist iteration directory).
   Result: `equal`, `compared`, `mismatches`, `uncovered`, `common`, `common_keys`.
 * logits: `dir`, optional `seed`, `length`; one rank, fp32.
-  Result: `main` and `mtp` (over all depths) with `max_abs_difference` and `scale`, and `rotary_relative_difference`.
+  Result: `main` and `mtp` (over all depths) with `max_abs_difference` and `scale`, and `rotary_relative_difference`
+  (none without rotary embedding).
 * save: `dir`, optional `content_metadata` (a dict) and `training`
   `{"iteration": 7, "optimizer": "distributed" | "adam", "rng": true, "args": {...}}`.
 * resume: `dir`, `optimizer` as in `training`. Result: `refused`, Megatron's message, "" where it loads.

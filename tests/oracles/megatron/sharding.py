@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,8 +23,8 @@ ROWS = (
     "eh_proj",
 )
 COLUMNS = ("linear_proj", "linear_fc2", "out_proj")
-PER_HEAD = ("A_log", "dt_bias")
-# Parameters made of parts that are cut one by one: gate and up here, a delta net's (by their rows) on request.
+PER_HEAD = ("A_log", "D", "dt_bias", "softmax_offset")
+# Parameters made of parts that are cut one by one: gate and up here, a linear attention's from its sizes.
 HALVES = ("linear_fc1",)
 WHOLE_LATENTS = ("linear_q_down_proj.weight", "linear_kv_down_proj.weight")
 # What TransformerEngine's specs call the norms that they fuse into the linear layer behind them.
@@ -71,12 +72,14 @@ class Layout:
 class ModelSizes:
     """What of a model decides names and cuts.
 
-    `whole_latents`: every rank holds all of the down projections, as TransformerEngine's specs have it.
+    `pieces`: rows of the parts of a module that are cut one by one. `gated`: whether MLPs are. `whole_latents`: every rank
+    holds all of the down projections, as TransformerEngine's specs have it.
     """
 
     layers: int
     experts: int
-    delta_net: tuple[int, ...] = ()
+    pieces: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    gated: bool = True
     whole_latents: bool = False
 
 
@@ -112,21 +115,23 @@ class Rank:
         if name not in full:
             raise KeyError(f"the model has a parameter {local_name} ({name}) that nothing is expected for")
         whole = model.whole_latents and name.endswith(WHOLE_LATENTS)
-        return name, full[name] if whole else shard(name, full[name], self.layout.tp, self.tp, model.delta_net)
+        return name, full[name] if whole else shard(name, full[name], self.layout.tp, self.tp, model)
 
 
-def shard(name: str, full: torch.Tensor, tp: int, tp_rank: int, delta_net: tuple[int, ...] = ()) -> torch.Tensor:
+def shard(name: str, full: torch.Tensor, tp: int, tp_rank: int, model: ModelSizes) -> torch.Tensor:
     """The part of one full parameter that a tensor-parallel rank holds."""
     path, _, kind = name.rpartition(".")
     module = path.rpartition(".")[2]
     if module in COLUMNS:
-        return full.chunk(tp, dim=1)[tp_rank]
+        return full if kind == "bias" else full.chunk(tp, dim=1)[tp_rank]
     if module in ROWS or kind in PER_HEAD:
         parts: tuple[int, ...] = (full.shape[0],)
     elif module in HALVES:
-        parts = (full.shape[0] // 2,) * 2
-    elif module in ("in_proj", "conv1d"):
-        parts = delta_net[: 6 if module == "in_proj" else 3]
+        parts = (full.shape[0] // 2,) * 2 if model.gated else (full.shape[0],)
+    elif module in model.pieces and kind != "layer_norm_weight":
+        parts = model.pieces[module]
+    elif path.endswith(".mixer.norm"):
+        parts = (full.shape[0],)
     else:
         return full
     return torch.cat([part.chunk(tp, dim=0)[tp_rank] for part in torch.split(full, list(parts))])

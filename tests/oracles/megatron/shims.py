@@ -24,6 +24,7 @@ from .sharding import Layout
 def install() -> None:
     """Install every process-wide shim (once per process is enough, more often is harmless)."""
     _answer_cuda_questions()
+    _kernels_of_mamba()
     _no_rng_fork()
     _attention_ignores_te_arguments()
     _stand_in_classes_for_absent_backends()
@@ -53,6 +54,11 @@ def _answer_cuda_questions() -> None:
     """
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda device=None: None
+
+
+def _kernels_of_mamba() -> None:
+    """Mamba's CUDA kernels in plain torch, put in place before Megatron looks for them."""
+    import_module(f"{__package__}.mamba_kernels").install()
 
 
 def _no_rng_fork() -> None:

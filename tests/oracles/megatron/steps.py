@@ -20,13 +20,14 @@ from .hf import (
     HfConfig,
     Tensors,
     delta_net_sizes,
-    is_sparse,
     linear_layers,
     mtp_layers,
     num_experts,
+    only_te_names,
     read_config,
     read_tensors,
 )
+from .hybrid import is_hybrid, mamba_sizes
 from .model import build_model, rotary_frequencies, stored_tensors
 from .sharding import Layout, ModelSizes, Rank
 
@@ -60,7 +61,7 @@ class Setting:
             mtp=int(step.get("mtp", mtp_layers(config))),
             dtype=DTYPES[step.get("dtype", "fp32")],
             padded_vocab=int(step.get("padded_vocab", vocab_rows)),
-            te_names=bool(step.get("te_names", False)) or bool(linear_layers(config)) or is_sparse(config),
+            te_names=bool(step.get("te_names", False)) or only_te_names(config),
         )
 
     def model(self) -> GPTModel:
@@ -95,10 +96,20 @@ class Setting:
         sizes = ModelSizes(
             layers=config["num_hidden_layers"],
             experts=num_experts(config),
-            delta_net=delta_net_sizes(config) if linear_layers(config) else (),
+            pieces=_pieces(config),
+            gated=not is_hybrid(config),
             whole_latents=self.te_names,
         )
         return rank.expected(local_name, full, sizes)
+
+
+def _pieces(config: HfConfig) -> dict[str, tuple[int, ...]]:
+    """Rows of what is cut piece by piece in the joint projection and the filters of linear attention."""
+    if is_hybrid(config):
+        sizes = mamba_sizes(config)
+        return {"in_proj": sizes, "conv1d": sizes[1:4]}
+    sizes = delta_net_sizes(config) if linear_layers(config) else ()
+    return {"in_proj": sizes, "conv1d": sizes[:3]}
 
 
 def _mtp_index(name: str) -> int:
@@ -184,9 +195,10 @@ def logits(setting: Setting) -> Result:
     if mtp:
         known = [logits[:, : -1 - k, :size] for k, logits in enumerate(mtp)]
         result["mtp"] = _compare(known, judge.mtp_logits(ids))
+    if is_hybrid(setting.hf_config):
+        return result
     found, wanted = rotary_frequencies(model), judge.inverse_frequencies()
-    result["rotary_relative_difference"] = ((found - wanted).abs() / wanted).max().item()
-    return result
+    return result | {"rotary_relative_difference": ((found - wanted).abs() / wanted).max().item()}
 
 
 def _compare(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> dict[str, Any]:
@@ -213,7 +225,8 @@ def megatron_logits(model: GPTModel, ids: torch.Tensor) -> tuple[torch.Tensor, l
     positions = torch.arange(length).expand_as(ids)
     masked = torch.triu(torch.ones(1, 1, length, length), diagonal=1).bool()
     try:
-        model(ids, positions, masked, labels=ids, loss_mask=torch.ones_like(ids, dtype=torch.float32))
+        with_mtp = {"loss_mask": torch.ones_like(ids, dtype=torch.float32)} if model.config.mtp_num_layers else {}
+        model(ids, positions, masked, labels=ids, **with_mtp)
     finally:
         hook.remove()
     if len(seen) != 1 + (model.config.mtp_num_layers or 0):

@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from .configs import LLAMA3, TRAINING, tiny_config
 from .hf import HfConfig, Tensors, read_config, read_tensors
 from .reference import expected_parameters
 from .run import OracleError, run_job, run_step
-from .tiny import LLAMA3, TRAINING, tiny_config, tiny_tensors, write_folder
+from .tiny import tiny_tensors, write_folder
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
