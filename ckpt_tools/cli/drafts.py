@@ -38,10 +38,10 @@ def merged(folder: Path, target: Path) -> Sequence[Finding]:
     return verify_draft(folder, folder).findings
 
 
-def identity_of(target: Path) -> dict[str, Any]:
-    """The hashes of a target for the manifest; none of a model that no family knows."""
+def identity_of(target: Path, weights: bool = True) -> dict[str, Any]:
+    """The hashes of a target for the manifest, those of its `weights` on request; none of a model that no family knows."""
     try:
-        return record(identify_target(target))
+        return record(identify_target(target, weights))
     except CkptError:
         return {}
 

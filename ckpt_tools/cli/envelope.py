@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticSerializationError
 
 from .. import __version__
 from ..errors import Finding
@@ -30,4 +32,9 @@ def envelope_json(command: str, result: Any, findings: list[Finding], code: int)
     envelope: Envelope[Any] = kind(
         ok=code == 0, command=command, version=__version__, exit_code=int(code), findings=findings, result=result
     )
-    return envelope.model_dump_json(indent=2)
+    try:
+        return envelope.model_dump_json(indent=2)
+    except (
+        PydanticSerializationError
+    ):  # a path that is no UTF-8; Python's own writer escapes its bytes as \udc80 to \udcff
+        return json.dumps(envelope.model_dump(), indent=2)

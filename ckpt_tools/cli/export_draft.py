@@ -36,6 +36,11 @@ from .pushing import Publication, pushing
     metavar="FILE",
     help="Target ids of the draft vocabulary, where SRC holds no d2t: a list, or a d2t (torch.save, JSON, safetensors).",
 )
+@click.option(
+    "--lm-head-from-target",
+    is_flag=True,
+    help="Where SRC has no lm_head: the target's rows, gathered by the draft vocabulary.",
+)
 @target_name
 @click.option("--max-shard-size", type=size, metavar="SIZE", default="5GB", show_default=True, help="Largest file.")
 @verifying
@@ -51,6 +56,7 @@ def command(
     form: str | None,
     hf_config: str | None,
     vocab_map: Path | None,
+    lm_head_from_target: bool,
     target_name: str | None,
     max_shard_size: int,
     verify: bool,
@@ -63,12 +69,13 @@ def command(
     SRC is an EAGLE or EAGLE-3 head of SafeAILab, SpecForge (also a training_state.pt), speculators, ModelOpt, AngelSlim or
     SGLang, an MTP head, or a Megatron iteration, of which the trained MTP layers are taken.
     """
-    goal = resolve(target, weights=False)
+    goal = resolve(target, weights=lm_head_from_target)
     options = Options(
         format=to,
         form=form,
         hf_config=resolve(hf_config, weights=False) if hf_config else None,
         vocab_map=vocab_map,
+        lm_head_from_target=lm_head_from_target,
         target_name=called(target, target_name),
         max_shard_size=max_shard_size,
         identity=identity_of(goal),

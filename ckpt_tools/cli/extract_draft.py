@@ -52,7 +52,7 @@ def command(
         hf_config=resolve(hf_config, weights=False) if hf_config else None,
         target_name=called(ref, target_name),
         max_shard_size=max_shard_size,
-        identity=identity_of(source.path if source.complete else resolve(ref, weights=False)),
+        identity=identity_of(source.path, weights=source.complete),
         verify=verified if verify else None,
         dry_run=dry_run,
         overwrite=overwrite,

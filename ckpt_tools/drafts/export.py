@@ -23,8 +23,9 @@ from .formats.speculators_mtp import FORM as SPECULATORS_MTP
 from .formats.speculators_mtp import with_experts
 from .formats.targets import Target, read_target
 from .formats.writing import Written, program_of
+from .lm_head import with_targets_rows
 from .manifest import MANIFEST, Manifest, Provenance, TargetRef, Tuning, hash_files, write_manifest, written_by
-from .spec import MTP, DraftSpec, open_draft
+from .spec import HEAD, MTP, DraftSpec, open_draft
 from .vocab_map import read_ids, with_ids
 
 FORMATS = ("sglang", "speculators")
@@ -35,7 +36,8 @@ Verify = Callable[[Path, Path], Sequence[Finding]]  # (written folder, target): 
 @dataclass(frozen=True, slots=True)
 class Options:
     """`form` says who made the source, `hf_config` is its config where it carries none, `vocab_map` a file
-    with the ids of its draft vocabulary where its weights hold none. `target_name` is what users call
+    with the ids of its draft vocabulary where its weights hold none, `lm_head_from_target` gives it the target's rows where
+    it has no lm_head. `target_name` is what users call
     the target, `identity` its hashes if they are known. `verify` looks at the finished folder; an error of its own means
     that nothing is left. `tuning` is how a head was trained here before it is written."""
 
@@ -43,6 +45,7 @@ class Options:
     form: str | None = None
     hf_config: Path | None = None
     vocab_map: Path | None = None
+    lm_head_from_target: bool = False
     target_name: str = ""
     identity: dict[str, Any] = field(default_factory=dict)
     max_shard_size: int = 5_000_000_000
@@ -85,6 +88,8 @@ def export_draft(
     spec = open_draft(source, config_for(source, target, options), options.form)
     if options.vocab_map:
         spec = with_ids(spec, read_ids(options.vocab_map), options.vocab_map)
+    if options.lm_head_from_target:
+        spec = with_targets_rows(spec, target)
     goal = read_target(target, options.target_name)
     if options.verify and options.format == sglang.FORM:
         _check_tables(spec, goal, target)
@@ -221,7 +226,7 @@ def _manifest(spec: DraftSpec, target: Target, written: Written, options: Option
         kind=spec.kind,
         architecture=written.architecture,
         target=target_ref(target, options),
-        provenance=provenance(spec, made_names(written), options.tuning),
+        provenance=provenance(spec, made_names(written, options), options.tuning),
         files=hash_files(partial),
     )
 
@@ -244,8 +249,10 @@ def provenance(spec: DraftSpec, made: list[str], tuning: Tuning | None = None) -
     )
 
 
-def made_names(written: Written) -> list[str]:
-    return sorted([*written.made, *(name for name, entry in written.tensors.items() if not entry.files)])
+def made_names(written: Written, options: Options) -> list[str]:
+    """Tensors that are not the source's."""
+    taken = [HEAD] if options.lm_head_from_target else []
+    return sorted([*written.made, *taken, *(name for name, entry in written.tensors.items() if not entry.files)])
 
 
 def _result(spec: DraftSpec, out: Path, target: Target, written: Written, options: Options) -> Exported:
@@ -261,5 +268,5 @@ def _result(spec: DraftSpec, out: Path, target: Target, written: Written, option
         nbytes=sum(e.tensor.nbytes for e in written.tensors.values()) + sum(len(m.data) for m in written.made.values()),
         files=0,
         dry_run=options.dry_run,
-        made=made_names(written),
+        made=made_names(written, options),
     )

@@ -11,9 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from .. import __version__
 from ..errors import NotFound, error
 from ..stores.checksums import sha256_of
-
-MANIFEST = "draft_manifest.json"
-FORMAT_VERSION = 1
+from .recorded import FORMAT_VERSION
+from .recorded import MANIFEST as MANIFEST
 
 
 class _Strict(BaseModel):

@@ -85,6 +85,8 @@ def read_exactly(handles: Handles, number: int, view: memoryview, position: int)
 def write_exactly(handle: int, view: memoryview, position: int) -> None:
     while len(view):
         put = os.pwrite(handle, view, position)
+        if put == 0:
+            raise OSError(errno.EIO, "nothing was written")
         view, position = view[put:], position + put
 
 
@@ -93,28 +95,29 @@ def copy_range(
 ) -> None:
     """Copy bytes by copy_file_range; where the kernel or file system cannot, by sendfile, else through `buffer`.
 
+    Some file systems answer 0 where there is more to copy (procfs and FUSE ones; cp reads on as well), so that only a read that
+    comes back empty is the end of the source: CkptError.
+
     The page cache takes 64 KiB that begin at a multiple of 64 KiB as one folio and anything else page by page, which costs
     half as much again (ext4, Linux 6.18). So a first short run brings the destination to such a multiple; bytes that change
     their place within a page would never get there by splicing, and go through `buffer`.
     """
     source, kernel = sources[number], (position - offset) % PAGE == 0
     while length:
-        run, done = min(length, -offset % SPLICE or length), -1
+        run, done = min(length, -offset % SPLICE or length), 0
         if kernel:
             done = _copy(source, target, run, position, offset)
-            kernel = done >= 0
-        if done < 0:
+            kernel = done > 0
+        if not kernel:
             view = buffer[: min(length, -offset % SPLICE or STAGE, len(buffer))]
             read_exactly(sources, number, view, position)
             write_exactly(target, view, offset)
             done = len(view)
-        if done == 0:
-            raise shortened(sources.paths[number], position)
         length, position, offset = length - done, position + done, offset + done
 
 
 def _copy(source: int, target: int, length: int, position: int, offset: int) -> int:
-    """copy_file_range or sendfile; -1 where neither can."""
+    """copy_file_range or sendfile; 0 where neither can."""
     try:
         return os.copy_file_range(source, target, length, position, offset)
     except OSError as problem:
@@ -124,11 +127,11 @@ def _copy(source: int, target: int, length: int, position: int, offset: int) -> 
 
 
 def _send(source: int, target: int, length: int, position: int, offset: int) -> int:
-    """sendfile, or -1 where it cannot."""
+    """sendfile, or 0 where it cannot."""
     try:
         os.lseek(target, offset, os.SEEK_SET)
         return os.sendfile(target, source, position, length)
     except OSError as problem:
         if problem.errno not in FALLBACK:
             raise
-        return -1
+        return 0

@@ -3,7 +3,9 @@
 `plan.json` says of which program and of which sources. A file `marks-<boot>-<rank>` per boot of a machine and per rank holds
 one byte per task: WRITTEN once the kernel has its bytes, DURABLE once the disk has them. A killed process loses nothing that
 the kernel has, a machine that goes down does: marks of an earlier boot count only where they are DURABLE. Nothing waits for
-the disk: a thread flushes every SETTLE_S seconds, so short conversions never do.
+the disk: a thread flushes every SETTLE_S seconds, so short conversions never do. Where the system fails, everything is flushed
+at once, and what cannot be is unmarked: a network file system accepts bytes and says only later, at close or fsync, that it had
+no room for them.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import os
 import threading
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -139,10 +141,14 @@ class Journal:
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """Now and then flush what is written, while the block runs; at its end the marks are closed."""
+        """Now and then, and where the block raises OSError, flush what is written; at its end the marks are closed."""
         try:
             with beside(self._settle):
                 yield
+        except OSError:
+            with suppress(OSError):
+                self.settle()
+            raise
         finally:
             os.close(self._handle)
 
@@ -168,14 +174,21 @@ class Journal:
             )
 
     def settle(self) -> None:
-        """Flush the files of the tasks marked since the last time, then mark these tasks as durable, and flush that."""
+        """Flush the files of the tasks marked since the last time, then mark these tasks as durable, and flush that.
+
+        Raises OSError where a file cannot be flushed; then none of these tasks is marked any more.
+        """
         fresh, self._fresh = self._fresh, []
         touched = {self.files[number][0] for _, task in fresh for number in files_of(task)}
         parents = {parent for path in touched for parent in path.parents if parent.is_relative_to(self.partial)}
-        for path in (*touched, *parents, self.folder / PLAN, self.folder):
-            _flush(path)
-        for number, _ in fresh:
-            os.pwrite(self._handle, bytes([DURABLE]), number)
+        mark = 0
+        try:
+            for path in (*touched, *parents, self.folder / PLAN, self.folder):
+                _flush(path)
+            mark = DURABLE
+        finally:
+            for number, _ in fresh:
+                os.pwrite(self._handle, bytes([mark]), number)
         os.fsync(self._handle)
 
 

@@ -36,7 +36,8 @@ class HfTarget:
 @dataclass
 class Case:
     """`training` and `serving` are the flags of both sides, those of SGLang without slime's prefix; `slime` where the script is
-    one of slime's. `stored` is the torch-dist checkpoint, `head` the draft as read."""
+    one of slime's. `stored` is the torch-dist checkpoint, `head` the draft as read, of which `far` are large tensors that are
+    on the Hub."""
 
     release: Release
     training: Flags = field(default_factory=Flags)
@@ -45,6 +46,7 @@ class Case:
     target: HfTarget | None = None
     stored: Model | None = None
     draft: Path | None = None
+    far: bool = False
     head: DraftSpec | None = None
     report: Report = field(default_factory=Report)
     checks: list[Check] = field(default_factory=list)

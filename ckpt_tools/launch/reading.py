@@ -9,7 +9,7 @@ from ..errors import CkptError, Finding, NotFound, UsageProblem, error
 from ..families.config import Fields
 from ..mapping.detect import mtp_layers_present
 from ..model import HF_COPY, describe
-from ..refs import resolve
+from ..refs import Fetched, resolve, resolve_headers
 from ..report import listed
 from ..stores.hf_folder import CONFIG, INDEX, open_folder, read_json
 from ..stores.torch_dist.reader import TRACKER, is_torch_dist, open_checkpoint
@@ -145,9 +145,12 @@ def _named(case: Case, name: str, given: str | None, flags: Flags, *spellings: s
     return (value, found.where) if found and value else None
 
 
-def _resolved(case: Case, name: str, ref: str, where: str) -> Path | None:
+def _resolved(case: Case, name: str, ref: str, where: str) -> Fetched | None:
+    """The target's small files where its index is one of them, else headers. What only the script names and is not there is a
+    finding."""
     try:
-        return resolve(ref, weights=False)
+        path = resolve(ref, weights=False) if name == TARGET else None
+        return Fetched(path, True) if path and (path / INDEX).is_file() else resolve_headers(ref)
     except CkptError:
         if not where:
             raise
@@ -162,9 +165,10 @@ def _resolved(case: Case, name: str, ref: str, where: str) -> Path | None:
 def _open_target(case: Case, inputs: Inputs) -> None:
     flags = case.training if "hf-checkpoint" in case.training else case.serving
     named = _named(case, TARGET, inputs.target, flags, "hf-checkpoint", "model-path", "model")
-    path = _resolved(case, TARGET, *named) if named else None
-    if path is None:
+    found = _resolved(case, TARGET, *named) if named else None
+    if found is None:
         return
+    path = found.path
     try:
         read = read_target(path)
     except CkptError as problem:
@@ -241,9 +245,10 @@ def _open_stored(case: Case, inputs: Inputs) -> Path | None:
         saved = Path(load.values[0]).expanduser() / TRACKER
         named = (load.values[0], load.where) if saved.is_file() or "ref-load" not in case.training else None
     named = named or _named(case, STORED, inputs.torch_dist, case.training, "ref-load", "load")
-    path = _resolved(case, STORED, *named) if named else None
-    if path is None or not named:
+    found = _resolved(case, STORED, *named) if named else None
+    if found is None or not named:
         return None
+    path = found.path
     if not is_torch_dist(path):
         finding = Finding(
             "not-torch-dist",
@@ -272,5 +277,5 @@ def _open_draft(case: Case, inputs: Inputs) -> None:
     named = (
         _named(case, DRAFT, inputs.draft, case.serving, *PATH) if inputs.draft or case.serving.first(*PATH) else None
     )
-    if named:
-        case.draft = resolve(named[0]) if not named[1] else _resolved(case, DRAFT, *named)
+    if named and (found := _resolved(case, DRAFT, *named)):
+        case.draft, case.far = found.path, not found.complete

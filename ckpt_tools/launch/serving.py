@@ -123,7 +123,8 @@ def _verified(case: Case, form: str) -> str:
 
     assert case.target is not None
     assert case.draft is not None
-    outcome = verify_draft(case.draft, case.target.read.root, Rules(server=VLLM if form == VLLM else SGLANG))
+    rules = Rules(server=VLLM if form == VLLM else SGLANG, headers_only=case.far)
+    outcome = verify_draft(case.draft, case.target.read.root, rules)
     case.report.findings += outcome.findings
     case.report.raise_errors()
     return outcome.result.kind

@@ -176,7 +176,7 @@ def _check_pair(case: Case, draft: Path, algorithm: str) -> None:
         )
     steps, topk, tokens = numbers(case) if case.serving.given else (None, None, None)
     asked = algorithm.lower() if algorithm in WITH_HEAD else ""
-    rules = Rules(algorithm=asked, steps=steps, topk=topk, draft_tokens=tokens)
+    rules = Rules(algorithm=asked, steps=steps, topk=topk, draft_tokens=tokens, headers_only=case.far)
     try:
         outcome = verify_draft(draft, case.target.read.root, rules)
     except CkptError as problem:

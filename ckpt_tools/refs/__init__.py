@@ -38,7 +38,7 @@ def resolve(ref: str, weights: bool = True) -> Path:
     folder = _download(name, revision, weights)
     if not weights:
         return folder
-    if any((folder / file).exists() for file in TORCH_DIST):
+    if _is_torch_dist(folder):
         return _download(name, folder.name, weights, everything=True)
     if not any(folder.glob("*.safetensors")):
         return _download(name, folder.name, weights, only=TORCH_FILES)
@@ -46,7 +46,8 @@ def resolve(ref: str, weights: bool = True) -> Path:
 
 
 def resolve_headers(ref: str) -> Fetched:
-    """As `resolve`, but of a Hub id's safetensors only the headers are fetched; the engine reads tensors by ranges.
+    """As `resolve`, but of a Hub id's safetensors and torch-dist files only the headers are fetched; the engine reads tensors
+    by ranges.
 
     Without a network the cache has to hold everything. Raises NotFound and NotAuthorised.
     """
@@ -59,9 +60,13 @@ def resolve_headers(ref: str) -> Fetched:
     snapshot = resolve(ref, weights=False)
     with translated(ref):
         folder = header_folder(split(ref)[0], commit_of(snapshot), snapshot)
-    if not any(folder.glob("*.safetensors")):
-        return Fetched(resolve(ref), True)
-    return Fetched(folder, False)
+    if _is_torch_dist(folder) or any(folder.glob("*.safetensors")):
+        return Fetched(folder, False)
+    return Fetched(resolve(ref), True)
+
+
+def _is_torch_dist(folder: Path) -> bool:
+    return any((folder / file).exists() for file in TORCH_DIST)
 
 
 def on_hub(ref: str) -> bool:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-from .ranges import Ranges, marker_of
+from .ranges import SAFETENSORS, Ranges, mark
 
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoFile
+
+DISTCP = ".distcp"
+COMMON = "common.pt"  # Megatron's plain state, read without running code
 FIRST = 1 << 17  # bytes of the first request: most headers are no longer
 MOST_HEADER = 100_000_000
 THREADS = 8
@@ -20,34 +26,31 @@ EPOCH = (0, 0)  # the time of files that are made again from the same commit
 def header_folder(name: str, commit: str, snapshot: Path) -> Path:
     """The folder for a commit, made once and kept beside the Hub's cache.
 
-    `snapshot` holds the small files; shards that were downloaded whole are linked. A header that is none is left to its
-    reader. Raises what the client raises.
+    `snapshot` holds the small files; files of weights that were downloaded whole are linked. A header that is none is left to
+    its reader; those of torch-dist's frames are fetched when they are asked for (edges.py). Raises what the client raises.
     """
-    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub import HfApi, constants
     from huggingface_hub.hf_api import RepoFile
 
     made = Path(constants.HF_HUB_CACHE) / "ckpt-tools-headers" / name.replace("/", "--") / commit
     if made.is_dir():
         return made
-    entries = HfApi().list_repo_tree(name, revision=commit)
-    files = [e for e in entries if isinstance(e, RepoFile) and e.path.endswith(".safetensors")]
-    shards = {e.path: e.size for e in files}
-    hashes = {e.path: e.lfs.sha256 if e.lfs else "" for e in files}
+    entries = [e for e in HfApi().list_repo_tree(name, revision=commit, recursive=True) if isinstance(e, RepoFile)]
+    weights = [e for e in entries if e.path.endswith(DISTCP) or (e.path.endswith(SAFETENSORS) and "/" not in e.path)]
     made.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{commit}-", dir=made.parent))
     try:
         _link_small(snapshot, folder)
-        here = {path: try_to_load_from_cache(name, path, revision=commit) for path in shards}
-        absent = {path: size for path, size in shards.items() if not isinstance(here[path], str)}
-        for path in shards.keys() - absent.keys():
-            (folder / path).unlink(missing_ok=True)
-            (folder / path).symlink_to(Path(str(here[path])).resolve())
+        _fetch_common(name, commit, entries, folder)
+        absent = [entry for entry in weights if not _link_cached(name, commit, entry.path, folder)]
         with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda path: _write_header(folder / path, Ranges(name, commit, path, shards[path])), absent))
-        fresh = folder.with_name(f"{folder.name}.json")
-        far = {path: [size, hashes[path]] for path, size in absent.items()}
-        fresh.write_text(json.dumps({"repository": name, "commit": commit, "files": far}))
-        fresh.replace(marker_of(made))
+            list(pool.map(lambda e: _write_header(folder / e.path, Ranges(name, commit, e.path, e.size)), absent))
+        for under in {PurePosixPath(entry.path).parent for entry in absent}:
+            here = {
+                PurePosixPath(e.path).name: (e.size, e.lfs.sha256 if e.lfs else "") for e in absent if _in(e, under)
+            }
+            top = under == PurePosixPath()
+            mark(made if top else folder / under, name, commit, "" if top else f"{under}/", here)
         if not made.exists():  # another process may have been faster
             folder.rename(made)
         return made
@@ -55,21 +58,53 @@ def header_folder(name: str, commit: str, snapshot: Path) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _in(entry: RepoFile, under: PurePosixPath) -> bool:
+    return PurePosixPath(entry.path).parent == under
+
+
 def _link_small(snapshot: Path, folder: Path) -> None:
     for path in snapshot.rglob("*"):
-        if path.is_file() and path.suffix != ".safetensors":
-            target = folder / path.relative_to(snapshot)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(path.resolve())
+        if path.is_file() and path.suffix not in (SAFETENSORS, DISTCP):
+            _link(folder / path.relative_to(snapshot), path)
+
+
+def _link(target: Path, path: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    target.symlink_to(path.resolve())
+
+
+def _link_cached(name: str, commit: str, path: str, folder: Path) -> bool:
+    """Whether a file is in the cache already; it is linked then."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, path, revision=commit)
+    if isinstance(found, str):
+        _link(folder / path, Path(found))
+    return isinstance(found, str)
+
+
+def _fetch_common(name: str, commit: str, entries: Iterable[RepoFile], folder: Path) -> None:
+    """The plain state of a torch-dist directory; other files of that kind are not wanted."""
+    from huggingface_hub import hf_hub_download
+
+    for entry in entries:
+        if PurePosixPath(entry.path).name == COMMON:
+            _link(folder / entry.path, Path(hf_hub_download(name, entry.path, revision=commit)))
 
 
 def _write_header(path: Path, source: Ranges) -> None:
-    """The header at its place, the rest a hole of the right size."""
-    data = b"".join(source.chunks(0, min(FIRST, source.size)))
-    length = 8 + int.from_bytes(data[:8], "little")
-    stop = min(length if length <= MOST_HEADER else 8, source.size)
-    data = data[:stop] + b"".join(source.chunks(len(data), stop - len(data)) if stop > len(data) else ())
+    """The header at its place, the rest a hole of the right size; nothing but the hole of a torch-dist file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = b"" if path.suffix == DISTCP else _header(source)
     with path.open("wb") as stream:
         stream.write(data)
         stream.truncate(source.size)
     os.utime(path, EPOCH)
+
+
+def _header(source: Ranges) -> bytes:
+    data = b"".join(source.chunks(0, min(FIRST, source.size)))
+    length = 8 + int.from_bytes(data[:8], "little")
+    stop = min(length if length <= MOST_HEADER else 8, source.size)
+    return data[:stop] + b"".join(source.chunks(len(data), stop - len(data)) if stop > len(data) else ())

@@ -7,6 +7,7 @@ where the bytes really are. Whoever opens a file of that folder asks `ranges_of`
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -21,6 +22,7 @@ from ..errors import CkptError, error
 from .client import is_transport, status, translated
 
 MARKER = ".remote.json"
+SAFETENSORS = ".safetensors"
 ATTEMPTS = 5  # in a row without a byte
 WAIT_S, LONGEST_S = 1.0, 8.0
 EXPIRED = (400, 401, 403, 410)  # what storage says of a signature that is too old
@@ -113,10 +115,10 @@ def passing(problem: Exception) -> bool:
 
 
 class RangedFile(Ranges):
-    """As Ranges, beside the local file with the header: knows where tensors begin and end."""
+    """As Ranges, beside the local file with the header: knows where tensors begin and end in a safetensors file."""
 
-    def __init__(self, path: Path, repository: str, commit: str, size: int) -> None:
-        super().__init__(repository, commit, path.name, size)
+    def __init__(self, path: Path, repository: str, commit: str, under: str, size: int) -> None:
+        super().__init__(repository, commit, under + path.name, size)
         self.path = path
 
     def tensor_at(self, position: int) -> tuple[int, int]:
@@ -128,6 +130,8 @@ class RangedFile(Ranges):
 
     @cached_property
     def _tensors(self) -> list[tuple[int, int]]:
+        if self.path.suffix != SAFETENSORS:
+            return []
         with self.path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             entries = json.loads(stream.read(length))
@@ -149,6 +153,13 @@ def hashes_of(folder: Path) -> dict[str, str]:
     return {name: sha256 for name, (_, sha256) in _marker(folder)["files"].items() if sha256}
 
 
+def mark(folder: Path, repository: str, commit: str, under: str, files: dict[str, tuple[int, str]]) -> None:
+    """Say of `files` (size and SHA-256 by name) that their bytes are on the Hub, below `under` ("" or with a slash)."""
+    fresh = marker_of(folder).with_suffix(f".{os.getpid()}")
+    fresh.write_text(json.dumps({"repository": repository, "commit": commit, "under": under, "files": files}))
+    fresh.replace(marker_of(folder))
+
+
 def _marker(folder: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(marker_of(folder).read_bytes())
@@ -163,4 +174,4 @@ def ranges_of(path: Path) -> RangedFile | None:
     found = _marker(path.parent)
     if path.name not in found["files"]:
         return None
-    return RangedFile(path, found["repository"], found["commit"], found["files"][path.name][0])
+    return RangedFile(path, found["repository"], found["commit"], found["under"], found["files"][path.name][0])

@@ -47,6 +47,13 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
     assert imported(*words).isdisjoint(HEAVY)
 
 
+def test_verify_draft_loads_nothing_heavy(shared_tiny: Tiny, tmp_path: Path) -> None:
+    """Nor for a head that records its target, which is here with its weights: imports would take longer than the checks."""
+    model, head = shared_tiny("mimo"), tmp_path / "head"
+    assert ckpt_tools("extract-draft", model, head).code == 0
+    assert imported("verify-draft", head, "--target", model).isdisjoint(HEAVY)
+
+
 def test_conversions_without_a_cast_never_load_torch(shared_tiny: Tiny, tmp_path: Path) -> None:
     source, there, back = shared_tiny("mimo", shards=2), tmp_path / "td", tmp_path / "hf"
     for words in (

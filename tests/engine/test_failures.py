@@ -107,6 +107,24 @@ def test_short_counts_are_continued(broken: str, tmp_path: Path, monkeypatch: py
     assert (tmp_path / "out/t").read_bytes() == expected(program)
 
 
+@pytest.mark.parametrize("silent", [["copy_file_range"], ["copy_file_range", "sendfile"]])
+def test_a_file_system_that_copies_nothing_and_calls_it_success(
+    silent: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for primitive in silent:
+        monkeypatch.setattr(os, primitive, lambda *_: 0)
+    program = plain(tmp_path)
+    execute(program, tmp_path / "out")
+    assert (tmp_path / "out/t").read_bytes() == expected(program)
+
+
+def test_a_write_that_writes_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+    program = plain(tmp_path, start=1)
+    with pytest.raises(OSError, match="nothing was written"):
+        execute(program, tmp_path / "out")
+
+
 def test_a_fallback_in_mid_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = os.copy_file_range, [0]
 

@@ -91,6 +91,50 @@ def test_a_disk_that_fails_while_flushing_stops_the_run(tmp_path: Path, monkeypa
         execute(program, tmp_path / "out", lambda _: time.sleep(0.1), Share(tasks, journal.mark))
 
 
+def test_what_the_disk_did_not_take_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system takes bytes and says at fsync that it had no room: marks that say otherwise would keep holes."""
+    program = plain(tmp_path)
+    journal, tasks = journal_for(program, tmp_path / "out")
+    journal.begin()
+    journal.open()
+
+    def full(handle: int) -> None:
+        if Path(f"/proc/self/fd/{handle}").readlink().name == "t":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def work(late: int) -> None:
+        with journal.settling():
+            execute(program, tmp_path / "out", None, Share(tasks[:2], journal.mark))
+            if late:
+                journal.settle()
+            monkeypatch.setattr(os, "fsync", full)
+            execute(program, tmp_path / "out", None, Share(tasks[2:3], journal.mark))
+            raise OSError(errno.ENOSPC, "as close said")
+
+    for late in (0, 2):
+        with pytest.raises(OSError, match="as close said"):
+            work(late)
+        monkeypatch.undo()
+        again, _ = journal_for(program, tmp_path / "out")
+        again.open()
+        assert list(again.done) == [late > 0, late > 0, 0, 0]
+        journal.open()
+
+
+def test_an_error_of_the_system_flushes_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = plain(tmp_path)
+    journal, tasks = journal_for(program, tmp_path / "out")
+    journal.begin()
+    journal.open()
+    with pytest.raises(OSError, match="gone"), journal.settling():
+        execute(program, tmp_path / "out", None, Share(tasks[:2], journal.mark))
+        raise OSError(errno.EIO, "gone")
+    monkeypatch.setattr(journal_module, "boot", lambda: "another")
+    later, _ = journal_for(program, tmp_path / "out")
+    later.open()
+    assert list(later.done) == [1, 1, 0, 0]
+
+
 def test_flushing_along_the_way_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "SETTLE_S", 0.001)
     program = plain(tmp_path, 30)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from ckpt_tools.refs import ranges
+from ckpt_tools.refs import edges, ranges
 from tests.checkpoints import assert_same, hf_tensors, megatron_tensors, tree
 from tests.conftest import Command, Tiny
 from tests.hub.server import HubServer
@@ -92,6 +92,48 @@ def test_extract_fetches_the_head_alone(
     remote, local = tree(tmp_path / "remote"), tree(tmp_path / "local")
     assert remote.pop("draft_manifest.json") and local.pop("draft_manifest.json")
     assert remote == local
+
+
+def test_extract_from_torch_dist_fetches_the_head_alone(
+    hub: HubServer, tiny: Tiny, command: Command, tmp_path: Path
+) -> None:
+    """Of its frames come the edges, which say where a tensor lies, and the bytes of the head's; small ones come twice."""
+    folder = tiny("mimo", mtp=1, layers=12, hidden=256, ffn=512, vocab=3000)
+    command("convert", folder, tmp_path / "dist")
+    hub.add("someone/dist", tmp_path / "dist")
+    head = sum(t.numel() * t.element_size() for name, t in hf_tensors(folder).items() if "mtp" in name)
+    stored = sum(path.stat().st_size for path in (tmp_path / "dist").rglob("*.distcp"))
+    command("extract-draft", "someone/dist", tmp_path / "remote")
+    served = hub.served(".distcp")
+    chunks = len(hf_tensors(tmp_path / "remote"))
+    most = edges.HEAD + edges.TAIL + edges.NEAR
+    assert head <= served <= head + chunks * most and head + chunks * most < stored / 3, "the bound says something"
+    command("extract-draft", "someone/dist", tmp_path / "again")
+    assert hub.served(".distcp") - served <= served - chunks * edges.TAIL, "edges are kept"
+    command("extract-draft", tmp_path / "dist", tmp_path / "local")
+    names = ("model.safetensors", "config.json")
+    assert [(tmp_path / "remote" / n).read_bytes() for n in names] == [
+        (tmp_path / "local" / n).read_bytes() for n in names
+    ]
+
+
+def test_an_interrupted_conversion_of_torch_dist_continues(
+    hub: HubServer, tiny: Tiny, command: Command, tmp_path: Path
+) -> None:
+    """Edges that are fetched again do not make it another source."""
+    folder = tiny("qwen3", hidden=256, ffn=512, vocab=3000, layers=6)
+    command("convert", folder, tmp_path / "dist", "--layout", "per-layer")
+    hub.add("someone/dist", tmp_path / "dist")
+    stored = sum(path.stat().st_size for path in (tmp_path / "dist").rglob("*.distcp"))
+    hub.state.cut_after = stored // 2
+    ran = command("convert", "someone/dist", tmp_path / "out", "--json", code=3)
+    assert ran.codes == ["hub-unreachable"] and (tmp_path / "out.partial").is_dir()
+    hub.state.cut_after = None
+    shutil.rmtree(Path(constants.HF_HUB_CACHE) / "ckpt-tools-headers")
+    ran = command("convert", "someone/dist", tmp_path / "out", "--json")
+    assert ran.result["resumed"] > 0
+    command("convert", tmp_path / "dist", tmp_path / "local")
+    assert tree(tmp_path / "out") == tree(tmp_path / "local")
 
 
 def test_fp8_from_the_hub(hub: HubServer, tiny: Tiny, command: Command, tmp_path: Path) -> None:

@@ -188,6 +188,9 @@ def test_a_head_in_a_torch_file(hub: HubServer, head: Path, command: Command, tm
 def test_torch_dist_on_the_hub(hub: HubServer, model: Path, command: Command, tmp_path: Path) -> None:
     command("convert", model, tmp_path / "dist")
     hub.add("someone/dist", tmp_path / "dist")
+    found = command("inspect", "someone/dist", "--json").result
+    assert found["tensors"] == command("inspect", tmp_path / "dist", "--json").result["tensors"]
+    assert hub.served(".distcp") == 0, "metadata tells everything"
     assert tree(resolve("someone/dist")) == tree(tmp_path / "dist")
     assert command("compare", "someone/dist", model, "--json").result["differences"] == []
 

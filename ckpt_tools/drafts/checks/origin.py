@@ -18,10 +18,9 @@ from ..identity import (
     arch_mismatches,
     hash_mismatches,
     identify,
-    recorded,
     weights_hash,
 )
-from ..manifest import MANIFEST, read_manifest
+from ..recorded import MANIFEST, recorded_target
 from ..tokenizer import read_tokenizer
 from .pair import Pair, open_target
 
@@ -34,7 +33,7 @@ FIX = {
 
 def check_origin(pair: Pair) -> None:
     """L2: another architecture is an error; moved weights are a warning, an error with --strict-target."""
-    kept = _recorded(pair)
+    kept = recorded_target(pair.spec.source)
     strict = "error" if pair.rules.strict_target else "note"
     if not kept.arch_hash:
         pair.found(
@@ -83,12 +82,6 @@ def check_origin(pair: Pair) -> None:
         pair.passed(NAME, kept.arch_hash[:19], f"{', '.join(compared)} equal")
 
 
-def _recorded(pair: Pair) -> Identity:
-    if not (pair.spec.source / MANIFEST).is_file():
-        return Identity()
-    return recorded(read_manifest(pair.spec.source).target.identity)
-
-
 def _identity(pair: Pair, weights: str) -> Identity:
     """Of the target as it is; weights are hashed as the recorded hash was made."""
     target, tokenizer = pair.target, pair.target_tokenizer
@@ -120,10 +113,13 @@ def _changed(pair: Pair, what: str, differing: list[Mismatch]) -> Finding:
     )
 
 
-def identify_target(path: Path) -> Identity:
-    """The identity of a target, with its sampled weights where they are here; raises CkptError for one that no family knows."""
+def identify_target(path: Path, weights: bool = True) -> Identity:
+    """The identity of a target, its weights sampled where they are here and wanted.
+
+    Raises CkptError for one that no family knows.
+    """
     if is_torch_dist(path) or any(path.glob("*.safetensors")):
-        return identify(open_model(path), "sampled")
+        return identify(open_model(path), "sampled" if weights else "")
     target = open_target(path)
     fields = Fields(target.config, str(target.config_path))
     family = family_of(fields)

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from ...errors import CkptError, NotFound, error
 from ...stores.base import Chunk, Tensor
 from ...stores.dtypes import BY_STORAGE
+from ...stores.torch_dist.constructors import ITEMS
 from ...stores.torch_dist.pickles import Inert, Storage, loads
 
 LOCAL_HEADER = 30
@@ -85,7 +86,7 @@ def _tensor(name: str, value: Inert, storages: Places, file: int, path: Path) ->
         value = value.args[0]
     try:
         storage, first, shape, strides = value.args[:4]
-        assert isinstance(storage, Storage)
+        assert isinstance(storage, Storage) and isinstance(shape, ITEMS) and isinstance(strides, ITEMS)
         dtype = BY_STORAGE[storage[1].__qualname__]
         start, size = storages[storage[2]]
         shape, strides = tuple(map(int, shape)), tuple(map(int, strides))

@@ -13,12 +13,14 @@ import zlib
 from dataclasses import replace
 from functools import cache
 from math import prod
+from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 from ...errors import CkptError, error
 from ...mapping.arrangement import Shape
 from ..dtypes import BY_NAME, BY_STORAGE, BY_TORCH
 from . import opcodes as op
+from .constructors import ITEMS
 from .pickles import Inert, Storage, loads
 
 ALIGNMENT, PAGE = 64, 4096
@@ -41,6 +43,10 @@ class Frame(NamedTuple):
     gap: int
     payload: int
     tail: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.head) + self.gap + self.payload + len(self.tail)
 
 
 class _Record(NamedTuple):
@@ -234,8 +240,9 @@ def _described(pickled: bytes) -> tuple[str, Shape, int]:
     try:
         storage, first, shape, strides = value.args[:4]
         dtype = _dtype_of(storage, value.args[6:7])
-        if any(type(n) is not int or n < 0 for n in (first, *shape, *strides)) or len(shape) != len(strides):
-            raise ValueError(f"{first}, {shape}, {strides}")
+        lists = isinstance(shape, ITEMS) and isinstance(strides, ITEMS) and len(shape) == len(strides)
+        if not lists or any(type(n) is not int or n < 0 for n in (first, *shape, *strides)):
+            raise ValueError(f"{shortened(first)}, {shortened(shape)}, {shortened(strides)}")
     except MALFORMED as problem:
         raise _damaged(where, "a tensor of a known dtype", repr(problem)) from problem
     wanted = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))

@@ -145,10 +145,12 @@ def _place(planned: Planned, files: _Files, image: Image, phases: Phases) -> Ent
             number, offset = files.room(piece.nbytes + 2 * PAGE)
             frame = tensor_frame(planned.dtype, piece.shape, offset, phases(planned.name, index, piece.row))
             payload = offset + len(frame.head) + frame.gap
-            end = payload + frame.payload
-            size = end + len(frame.tail) - offset
+            size = frame.size
             files.take(size)
-            literals += (Literal(number, offset, frame.head, frame.gap), Literal(number, end, frame.tail))
+            literals += (
+                Literal(number, offset, frame.head, frame.gap),
+                Literal(number, payload + frame.payload, frame.tail),
+            )
             origin = index + piece.origin
             chunks.append(Chunk(number, payload, origin, piece.shape))
             boxes.append(Box(origin, piece.shape, Stored(files.files[number][0], offset, size)))

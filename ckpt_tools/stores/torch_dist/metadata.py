@@ -5,16 +5,17 @@ A pickle of `torch.distributed.checkpoint.metadata.Metadata`; field names are th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import PurePosixPath
+from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 from ...errors import CkptError, error
 from ...mapping.arrangement import Shape
-from ...report import listed
 from ..dtypes import BY_TORCH
+from .constructors import ITEMS, Sealed
 from .pickles import Inert, loads
 
 DCP = "torch.distributed.checkpoint.metadata"
@@ -54,27 +55,27 @@ class Contents:
     objects: dict[str, Stored]
 
 
-class _State:
+class _State(metaclass=Sealed):
     """Stand-in for a dataclass of the format: its pickled attributes."""
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__.update(state if isinstance(state, dict) else {"raw": state})
 
 
-class _Index:
+class _Index(metaclass=Sealed):
     """MetadataIndex. Torch hashes it by (fqn, offset); as a key of a pickled mapping it is there once, so identity will do."""
 
     fqn: str
     offset: Shape | None = None  # torch leaves a default out of the pickled attributes
 
 
-def _kind(name: str) -> type[_State]:
-    return type(name, (_State,), {})
+def _kind(name: str) -> Sealed:
+    return Sealed(name, (_State,), {})
 
 
-def _bare(name: str) -> type:
+def _bare(name: str) -> Sealed:
     """A stand-in of which there are very many: the unpickler fills its attributes itself, without a call."""
-    return type(name, (), {})
+    return Sealed(name, (), {})
 
 
 _Tensor, _Bytes = _kind("TensorStorageMetadata"), _kind("BytesStorageMetadata")
@@ -120,43 +121,53 @@ def parse(data: bytes, where: str) -> tuple[Contents, list[str]]:
 def _entry(name: str, item: Any, stored: dict[tuple[str, Shape | None], Stored]) -> Entry:
     properties = item.properties
     dtype = properties.raw[0] if hasattr(properties, "raw") else properties.dtype
-    torch_name = dtype.__qualname__ if isinstance(dtype, type) and issubclass(dtype, Inert) else str(dtype)
-    shape = _sizes(item.size)
+    torch_name = dtype.__qualname__ if isinstance(dtype, type) and issubclass(dtype, Inert) else _texts([dtype])[0]
+    (shape,) = _shapes([item.size])
     boxes = _boxes(name, item.chunks, stored)
     if {len(box.origin) for box in boxes} - {len(shape)} or {len(box.shape) for box in boxes} - {len(shape)}:
         raise ValueError(f"the chunks of {name} have another rank than its shape {list(shape)}")
     return Entry(name, BY_TORCH[torch_name].name, shape, boxes)
 
 
-def _boxes(name: str, chunks: list[Any], stored: dict[tuple[str, Shape | None], Stored]) -> tuple[Box, ...]:
-    """The chunks of a tensor; a large model has tens of thousands, so their numbers are checked all at once."""
-    origins, shapes = [tuple(chunk.offsets) for chunk in chunks], [tuple(chunk.sizes) for chunk in chunks]
-    _check_sizes(list(chain.from_iterable(origins + shapes)))
+def _boxes(name: str, chunks: Sequence[Any], stored: dict[tuple[str, Shape | None], Stored]) -> tuple[Box, ...]:
+    origins, shapes = _shapes([chunk.offsets for chunk in chunks]), _shapes([chunk.sizes for chunk in chunks])
     return tuple(Box(origin, shape, stored[name, origin]) for origin, shape in zip(origins, shapes, strict=True))
-
-
-def _sizes(values: Iterable[Any]) -> Shape:
-    sizes = tuple(values)
-    _check_sizes(sizes)
-    return sizes
-
-
-def _check_sizes(sizes: Sequence[Any]) -> None:
-    if set(map(type, sizes)) - {int} or (sizes and min(sizes) < 0):
-        raise ValueError(f"{listed(map(str, sizes))} are no sizes")
 
 
 def _places(data: Any) -> dict[tuple[str, Shape | None], Stored]:
     """Where the frame of every chunk and object lies; raises ValueError for a file outside of the directory."""
-    for name in {info.relative_path for info in data.values()}:
+    infos = list(data.values())
+    for name in _texts({info.relative_path for info in infos}):
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{path} is not inside the directory")
-    _check_sizes([info.offset for info in data.values()])
-    _check_sizes([info.length for info in data.values()])
+    _check_sizes([number for info in infos for number in (info.offset, info.length)])
+    names = _texts([index.fqn for index in data])
+    origins = iter(_shapes([index.offset for index in data if index.offset is not None]))
     return {
-        (index.fqn, None if index.offset is None else tuple(index.offset)): Stored(
-            info.relative_path, info.offset, info.length
-        )
-        for index, info in data.items()
+        (name, None if index.offset is None else next(origins)): Stored(info.relative_path, info.offset, info.length)
+        for name, (index, info) in zip(names, data.items(), strict=True)
     }
+
+
+# A large model has tens of thousands of chunks: names and numbers are checked all at once.
+
+
+def _texts(values: Collection[Any]) -> list[str]:
+    if wrong := set(map(type, values)) - {str}:
+        raise TypeError(f"{shortened(next(v for v in values if type(v) in wrong))} is no name")
+    return list(values)
+
+
+def _shapes(values: Sequence[Any]) -> list[Shape]:
+    if wrong := [value for value in values if not isinstance(value, ITEMS)]:
+        raise ValueError(f"{shortened(wrong[0])} are no sizes")
+    shapes = [tuple(value) for value in values]
+    _check_sizes(list(chain.from_iterable(shapes)))
+    return shapes
+
+
+def _check_sizes(numbers: Sequence[Any]) -> None:
+    if set(map(type, numbers)) - {int} or (numbers and min(numbers) < 0):
+        wrong = next(number for number in numbers if type(number) is not int or number < 0)
+        raise ValueError(f"{shortened(wrong)} is no size")

@@ -6,37 +6,32 @@ library (beyond harmless constructors) is refused: no checkpoint needs that.
 
 from __future__ import annotations
 
-import argparse
 import io
 import pickle
 import sys
-import types
 from _compat_pickle import IMPORT_MAPPING
-from collections import OrderedDict
 from typing import Any
 
 from ...errors import CkptError, error
+from .claims import overclaimed
+from .constructors import KNOWN, Sealed
 
 HARMLESS_MODULES = frozenset(
     {"argparse", "collections", "copyreg", "datetime", "decimal", "enum", "fractions", "functools", "pathlib", "uuid"}
 )
 HARMLESS_CALLS = frozenset({("signal", "Signals")})  # Megatron's args hold one
-HARMLESS_BUILTINS: dict[str, Any] = {
-    t.__name__: t
-    for t in (bool, bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple)
-} | {"xrange": range, "unicode": str, "long": int}  # protocol 2 keeps Python 2's names
 BUILTINS = ("builtins", "__builtin__")
 
 
-class _Recorder(type):
+class _Recorder(Sealed):
     """Type of stand-ins: notes that the pickle called it (REDUCE), which NEWOBJ and BUILD do not do."""
 
     calls: list[tuple[str, str]] | None
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if cls.calls is not None:
-            cls.calls.append((cls.__module__, cls.__qualname__))
-        return cls.__new__(cls, *args, **kwargs)  # type: ignore[arg-type]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.calls is not None:
+            self.calls.append((self.__module__, self.__qualname__))
+        return self.__new__(self, *args, **kwargs)  # type: ignore[arg-type]
 
 
 class Inert(metaclass=_Recorder):
@@ -80,38 +75,18 @@ class Storage(tuple[Any, ...]):
     __slots__ = ()
 
 
-def _reconstruct(cls: type[Inert], base: Any, state: Any) -> Any:
-    return cls.__new__(cls)
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    return text.encode(encoding)
-
-
-_KNOWN: dict[tuple[str, str], Any] = {
-    ("argparse", "Namespace"): argparse.Namespace,
-    ("types", "SimpleNamespace"): types.SimpleNamespace,
-    ("collections", "OrderedDict"): OrderedDict,
-    ("copyreg", "_reconstructor"): _reconstruct,
-    ("_codecs", "encode"): _encode,
-    ("torch", "Size"): tuple,
-}
-
-
 class SafeUnpickler(pickle.Unpickler):
     """Builds plain values, known harmless objects and `Inert` stand-ins. `known` adds stand-ins of the caller's own."""
 
     def __init__(self, stream: io.BytesIO, known: dict[tuple[str, str], Any] | None = None) -> None:
         super().__init__(stream)
-        self.known = _KNOWN | (known or {})
+        self.known = KNOWN | (known or {})
         self.calls: list[tuple[str, str]] = []
         self.seen: dict[tuple[str, str], Any] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         if (found := self.known.get((module, name))) is not None:
             return found
-        if module in BUILTINS and name in HARMLESS_BUILTINS:
-            return HARMLESS_BUILTINS[name]
         if module in BUILTINS and name == "getattr":
             return self._member
         return self._stand_in(module, name)
@@ -130,6 +105,8 @@ class SafeUnpickler(pickle.Unpickler):
         return self.seen[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
+        if not isinstance(pid, tuple):
+            raise pickle.UnpicklingError(f"a persistent id of {type(pid).__name__}")
         return Storage(pid)
 
     def unsafe_calls(self) -> list[str]:
@@ -145,24 +122,30 @@ def _unsafe_call(module: str, name: str) -> bool:
 
 def loads(data: bytes, where: str, known: dict[tuple[str, str], Any] | None = None) -> tuple[Any, list[str]]:
     """The value of a pickle and the foreign classes it names; raises CkptError if it is broken or would run code."""
+    if claim := overclaimed(data):
+        raise _unreadable(where, f"it claims {claim}")
     unpickler = SafeUnpickler(io.BytesIO(data), known)
     try:
         value = unpickler.load()
     except Exception as problem:  # a hostile or truncated pickle can raise anything at all
         if unsafe := unpickler.unsafe_calls():
             raise _unsafe(where, unsafe) from problem
-        raise error(
-            CkptError,
-            "pickle-unreadable",
-            "a pickle cannot be read",
-            where=where,
-            expected="a complete pickle",
-            actual=f"{type(problem).__name__}: {problem}",
-            fix="the file is damaged; restore it",
-        ) from problem
+        raise _unreadable(where, f"{type(problem).__name__}: {problem!s:.200}") from problem
     if unsafe := unpickler.unsafe_calls():
         raise _unsafe(where, unsafe)
     return value, [f"{module}.{name}" for module, name in unpickler.seen if module not in HARMLESS_MODULES]
+
+
+def _unreadable(where: str, actual: str) -> CkptError:
+    return error(
+        CkptError,
+        "pickle-unreadable",
+        "a pickle cannot be read",
+        where=where,
+        expected="a complete pickle",
+        actual=actual,
+        fix="the file is damaged; restore it",
+    )
 
 
 def _unsafe(where: str, calls: list[str]) -> CkptError:

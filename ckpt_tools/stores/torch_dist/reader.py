@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CkptError, Finding, NotFound, error
+from ...refs.edges import fill_edges
 from ...report import Report, listed
 from ..base import Chunk, Source, Tensor, is_file, tile_exactly
 from .frames import read_object, read_payload
@@ -169,6 +170,7 @@ def _read_common(checkpoint: TorchDist, report: Report) -> None:
         return
     if place.file != COMMON and report.errors:
         return  # its file may be one of those that are not there
+    fill_edges(checkpoint.root, [place], whole=True)
     with (checkpoint.root / place.file).open("rb") as stream:
         value, foreign = read_object(stream.fileno(), place.offset, place.length, str(checkpoint.root / place.file))
     if isinstance(value, list) and len(value) == 1:
@@ -182,6 +184,7 @@ def _read_common(checkpoint: TorchDist, report: Report) -> None:
 
 def locate(checkpoint: TorchDist, names: set[str]) -> None:
     """Fill `tensors` for `names`: read each chunk's frame header and check it against `.metadata`."""
+    fill_edges(checkpoint.root, (box.stored for name in names for box in checkpoint.contents.tensors[name].boxes))
     numbers: dict[str, int] = {}
     handles: dict[str, int] = {}
     findings: list[Finding] = []

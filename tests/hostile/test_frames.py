@@ -1,0 +1,129 @@
+"""Frames with noise in them, addresses beyond the file, pickles that describe no tensor: one clear error."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpt_tools.errors import CkptError
+from ckpt_tools.stores.torch_dist import frames
+from ckpt_tools.stores.torch_dist import opcodes as op
+from ckpt_tools.stores.torch_dist.frames import read_object, read_payload, tensor_frame
+from ckpt_tools.stores.torch_dist.reader import locate, open_checkpoint
+from tests.stores.make import EMBEDDING, torch_dist
+
+
+@pytest.mark.parametrize("where", ["start", "middle", "end"])
+def test_a_damaged_frame(where: str, tmp_path: Path) -> None:
+    root = torch_dist(tmp_path)
+    checkpoint = open_checkpoint(root)
+    stored = checkpoint.contents.tensors[EMBEDDING.name].boxes[0].stored
+    at = {"start": 0, "middle": stored.length // 2, "end": stored.length - 30}[where]
+    with (root / stored.file).open("r+b") as stream:
+        stream.seek(stored.offset + at)
+        stream.write(b"\xee" * 30)
+    if where == "middle":
+        locate(checkpoint, {EMBEDDING.name})  # payload bytes carry no check
+        return
+    with pytest.raises(CkptError) as caught:
+        locate(checkpoint, {EMBEDDING.name})
+    assert caught.value.findings[0].code in ("frame-damaged", "pickle-unreadable")
+    assert EMBEDDING.name in caught.value.findings[0].where
+
+
+FRAME = tensor_frame("BF16", (3, 4))
+
+
+WHOLE = FRAME.head + bytes(FRAME.payload) + FRAME.tail
+
+
+@settings(max_examples=300)
+@given(
+    at=st.integers(0, len(WHOLE) - 8),
+    junk=st.binary(min_size=1, max_size=8) | st.sampled_from([b"\xff" * n for n in (2, 4, 8)]),
+    cut=st.integers(0, 40),
+    whole=st.booleans(),
+)
+def test_a_frame_with_noise_in_it_is_one_clear_error_or_right(
+    at: int, junk: bytes, cut: int, whole: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    data = bytearray(WHOLE)
+    data[at : at + len(junk)] = junk
+    data = data if whole else data[cut:]
+    path = tmp_path_factory.getbasetemp() / "noise"
+    path.write_bytes(data)
+    with path.open("rb") as stream:
+        try:
+            found = read_payload(stream.fileno(), 0, len(data), "here")
+            assert 0 <= found.offset <= len(data)
+        except CkptError as problem:
+            assert all(finding.where == "here" for finding in problem.findings)
+        try:
+            read_object(stream.fileno(), 0, len(data), "here")
+        except CkptError as problem:
+            assert all(finding.where == "here" for finding in problem.findings)
+
+
+def test_zip64_addresses_beyond_the_file(tmp_path: Path) -> None:
+    at = WHOLE.rindex(b"PK\x05\x06")
+    end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    for address in (2**63, 2**64 - 1, 10**6):
+        locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, address, 1)
+        (tmp_path / "frame").write_bytes(WHOLE[:at] + locator + end)
+        with (tmp_path / "frame").open("rb") as stream, pytest.raises(CkptError) as caught:
+            read_payload(stream.fileno(), 0, at + len(locator) + len(end), "here")
+        assert caught.value.findings[0].code == "frame-damaged"
+
+
+NOT_A_TENSOR = {
+    "an object": op.list_of([op.NONE]),
+    "no arguments": op.call(op.glob("torch._utils", "_rebuild_tensor_v2"), op.EMPTY_TUPLE),
+    "no storage": op.call(
+        op.glob("torch._utils", "_rebuild_tensor_v2"),
+        op.tuple_of((op.NONE, op.integer(0), op.EMPTY_TUPLE, op.EMPTY_TUPLE)),
+    ),
+    "text for a storage": op.call(
+        op.glob("torch._utils", "_rebuild_tensor_v2"),
+        op.tuple_of(
+            (op.persistent(op.tuple_of((op.text("storage"), op.text("x")))), op.integer(0), *[op.EMPTY_TUPLE] * 2)
+        ),
+    ),
+    "text for a shape": op.call(
+        op.glob("torch._utils", "_rebuild_tensor_v2"),
+        op.tuple_of(
+            (
+                op.persistent(op.tuple_of((op.text("storage"), op.glob("torch", "FloatStorage")))),
+                op.integer(0),
+                op.text("ab"),
+                op.text("cd"),
+            )
+        ),
+    ),
+    "ranks that differ": op.call(
+        op.glob("torch._utils", "_rebuild_tensor_v2"),
+        op.tuple_of(
+            (
+                op.persistent(op.tuple_of((op.text("storage"), op.glob("torch", "FloatStorage")))),
+                op.integer(0),
+                op.integers((1, 2)),
+                op.integers((1,)),
+            )
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_A_TENSOR)
+def test_a_frame_that_holds_no_tensor(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames._tensor_head.cache_clear()
+    monkeypatch.setattr(frames, "_tensor_pickle", lambda *_: op.program(NOT_A_TENSOR[name]))
+    frame = tensor_frame("F32", (2,))
+    frames._tensor_head.cache_clear()
+    (tmp_path / "frame").write_bytes(frame.head + bytes(8) + frame.tail)
+    with (tmp_path / "frame").open("rb") as stream, pytest.raises(CkptError) as caught:
+        read_payload(stream.fileno(), 0, frame.size, "here")
+    assert (caught.value.findings[0].code, caught.value.findings[0].where) == ("frame-damaged", "here")
