@@ -54,6 +54,7 @@ CASES: dict[str, tuple[str, bytes]] = {
     "three offsets": ("header-invalid", file_of({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 1, 2]}}, 2)),
     "unknown dtype": ("dtype-unknown", file_of({"a": entry(0, 2, dtype="F12")}, 2)),
     "dtype in lower case": ("dtype-unknown", file_of({"a": entry(0, 2, dtype="u8")}, 2)),
+    "dtype of values that share a byte": ("dtype-unknown", file_of({"a": entry(0, 2, dtype="I4")}, 2)),
     "dtype is null": ("dtype-unknown", file_of({"a": entry(0, 2, dtype=None)}, 2)),
     "dtype is a list": ("header-invalid", file_of({"a": entry(0, 2, dtype=["U8"])}, 2)),
     "no dtype": ("header-invalid", file_of({"a": {"shape": [2], "data_offsets": [0, 2]}}, 2)),

@@ -9,5 +9,6 @@ Nothing here imports the converter: what a checkpoint must hold is stated a seco
 * `sharding`: which part of a parameter a tensor/pipeline/expert rank must hold.
 * `model`, `mamba`, `shims`, `stand_ins`, `mamba_kernels`: build the real GPTModel or MambaModel on a machine without a GPU.
 * `ling`, `step`, `oss`, `hybrid`: families with words, layers or a model of their own.
+* `config`: Megatron's configuration of a model; `setting`: what a step is given.
 * `steps`, `training_state`, `worker`: what runs inside a rank.
 """
