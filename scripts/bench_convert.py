@@ -4,11 +4,11 @@
 Each repeat, from the HF folder: ``cp -r``, ``convert`` to torch-dist, then those asked for: the do-it-yourself way
 (``--diy``, scripts/bench_diy.py), the same conversion by two ranks (``--ranks 2``) and peers; then the same from the
 torch-dist folder; their order is drawn anew for each repeat. A ratio is formed within one repeat, to ``cp`` of the same
-files. Every command writes to a fresh destination. Before each, untimed: dirty pages are written back, and the source is copied to the destination and that copy
-deleted. So the source is in the page cache and every run writes to memory freed a moment ago; in a virtual machine a copy
-into memory not lately touched takes several times longer, which would fall on some of the steps only. CPU is user + system
-of the command and all its children; memory is the peak of their RssAnon together. cp does not flush to disk; where a tool
-does, its wall time includes that.
+files. Every command writes to a fresh destination. Before each, untimed: dirty pages are written back, and the source is
+copied to the destination and that copy deleted. So the source is in the page cache and every run writes to memory freed a
+moment ago; in a virtual machine a copy into memory not lately touched takes several times longer, which would fall on some
+of the steps only. CPU is user + system of the command and all its children; memory is the peak of their RssAnon together.
+cp does not flush to disk; where a tool does, its wall time includes that.
 """
 
 from __future__ import annotations
