@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..errors import CkptError, error
-from ..stores.dtypes import BY_NAME
+from ..stores.dtypes import BY_NAME, INT4
 from .files import Handles, read_exactly
+from .int4 import unpacked
 from .moves import Cast, Dequant, Move, Scale
 
 if TYPE_CHECKING:
@@ -42,10 +43,13 @@ def transformed(move: Move, raw: memoryview, sources: Handles) -> memoryview:
     import torch
 
     data = torch.frombuffer(raw, dtype=torch.uint8)
-    rows = data.as_strided((move.rows, move.width), (move.source_stride, 1)).contiguous()
+    width, stride = move.width // move.per_byte, move.source_stride // move.per_byte
+    rows = data.as_strided((move.rows, width), (stride, 1)).contiguous()
     assert move.cast is not None
     if isinstance(move.cast, Cast):
         return bytes_of(_converted(rows.view(torch_dtype(move.cast.source)), move.cast))
+    if move.cast.source == INT4.name:
+        return bytes_of(unpacked(rows, move.cast, sources).to(torch_dtype(move.cast.target)))
     return bytes_of(_dequantised(rows, move.cast, sources))
 
 

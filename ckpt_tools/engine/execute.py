@@ -87,8 +87,8 @@ class _Worker:
     def _tiled(self, move: Move) -> None:
         """Strided or casting moves in tiles of rows; a row wider than the buffer in tiles of columns."""
         for tile in tiles(move, TRANSFORM if move.cast else len(self.buffer)):
-            raw = self.buffer[: (tile.rows - 1) * tile.source_stride + tile.width]
-            read_exactly(self.sources, tile.source_file, raw, tile.source)
+            raw = self.buffer[: tile.span]
+            read_exactly(self.sources, tile.source_file, raw, tile.source // tile.per_byte)
             target, width = self.targets[tile.target_file], tile.target_width
             if tile.cast:
                 data, stride = transformed(tile, raw, self.sources), width

@@ -36,7 +36,7 @@ class Scale(NamedTuple):
 
 
 class Dequant(NamedTuple):
-    """A move of float8 values times block scales; `row` and `column` place its first value in the matrix."""
+    """A move of float8 or four-bit values times block scales; `row` and `column` place its first value in the matrix."""
 
     source: str
     target: str
@@ -73,7 +73,17 @@ class Move(NamedTuple):
 
     @property
     def nbytes_read(self) -> int:
-        return self.width * self.rows
+        return self.width * self.rows // self.per_byte
+
+    @property
+    def per_byte(self) -> int:
+        """What `source`, `source_stride` and `width` count per byte of the file: 1, or more where values are packed."""
+        return BY_NAME[self.cast.source].per_item if isinstance(self.cast, Dequant) else 1
+
+    @property
+    def span(self) -> int:
+        """Bytes from the first source row to the end of the last."""
+        return ((self.rows - 1) * self.source_stride + self.width) // self.per_byte
 
 
 def some_rows(move: Move, first: int, count: int) -> Move:

@@ -42,8 +42,8 @@ class View:
     def _fill(self, move: Move, view: memoryview, start: int) -> None:
         """Put a tile's target bytes into `view`, which begins at byte `start` of the tensor."""
         if move.cast:
-            raw = memoryview(bytearray((move.rows - 1) * move.source_stride + move.width))
-            read_exactly(self.handles, move.source_file, raw, move.source)
+            raw = memoryview(bytearray(move.span))
+            read_exactly(self.handles, move.source_file, raw, move.source // move.per_byte)
             made, width = transformed(move, raw, self.handles), move.target_width
             for row in range(move.rows):
                 at = move.target + row * move.target_stride - start

@@ -115,7 +115,9 @@ FAMILY = Family(
     variants=EXPERTS,
     proof=MTP_LOGITS,
 )
-KIMI = Family("kimi_k2", "Kimi-K2", ("kimi_k2",), dims, table, COUNT, DRAFT, variants=EXPERTS, proof="as deepseek_v3")
+KIMI = Family(
+    "kimi_k2", "Kimi-K2, K2-Thinking", ("kimi_k2",), dims, table, COUNT, DRAFT, variants=EXPERTS, proof="as deepseek_v3"
+)
 V32 = Family(
     "deepseek_v32",
     "DeepSeek-V3.2",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..mapping.arrangement import Arrangement, copy, interleaved_gate_up
 from ..mapping.rules import Axis, Codec, Rule, Table
 from . import blocks, moe
-from .base import HF, Family, Variant, Variants
+from .base import HF, LOGITS, Family, Variant, Variants
 from .blocks import Place, plain, rule
 from .config import Fields
 from .dims import Dims, Moe
@@ -89,4 +89,5 @@ FAMILY = Family(
     variants=(Variant("experts", HF, (BF16, MXFP4), _marks),),
     exports=(("experts", BF16),),
     own_quantisation="mxfp4",
+    proof=LOGITS,
 )

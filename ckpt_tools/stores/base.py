@@ -36,7 +36,7 @@ class Tensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * self.itemsize
+        return prod(self.shape) * self.itemsize // BY_NAME[self.dtype].per_item
 
 
 @dataclass(slots=True)

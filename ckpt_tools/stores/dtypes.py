@@ -9,13 +9,15 @@ from dataclasses import dataclass
 class DType:
     """`name` as in safetensors headers, `torch` as in `torch.<name>`.
 
-    `storage` is the legacy storage class in pickles; "" where torch has none and pickles an untyped storage.
+    `storage` is the legacy storage class in pickles; "" where torch has none and pickles an untyped storage. `per_item`
+    are the values of an item that holds several: offsets and widths of such a tensor count values.
     """
 
     name: str
     itemsize: int
     torch: str
     storage: str
+    per_item: int = 1
 
 
 DTYPES: tuple[DType, ...] = (
@@ -36,7 +38,9 @@ DTYPES: tuple[DType, ...] = (
     DType("U32", 4, "uint32", ""),
     DType("U64", 8, "uint64", ""),
 )
-BY_NAME = {dtype.name: dtype for dtype in DTYPES}
+INT4 = DType("I4", 1, "", "", per_item=2)  # no dtype of a header: what packed weights are read as
+BY_NAME = {dtype.name: dtype for dtype in (*DTYPES, INT4)}
+STORED = frozenset(dtype.name for dtype in DTYPES)
 BY_TORCH = {dtype.torch: dtype for dtype in DTYPES}
 BY_STORAGE = {dtype.storage: dtype for dtype in DTYPES if dtype.storage}
 FLOATS = ("BF16", "F16", "F32", "F64")

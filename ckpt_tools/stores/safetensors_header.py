@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import Finding
 from ..mapping.arrangement import Shape
 from .base import Chunk, Tensor
-from .dtypes import BY_NAME
+from .dtypes import BY_NAME, STORED
 
 MAX_HEADER = 100_000_000
 ALIGNMENT, PAGE = 8, 4096
@@ -112,11 +112,11 @@ def _bad_entry(path: Path, name: str, entry: Any) -> BadHeader:
     """What is wrong with an entry whose bytes cannot be counted or are counted wrongly."""
     try:
         dtype, shape, (start, stop) = entry["dtype"], list(entry["shape"]), entry["data_offsets"]
-        known = dtype in BY_NAME
+        known = dtype in STORED
     except (KeyError, TypeError, ValueError):
         return _bad(path, "header-invalid", f"{name} has no proper entry", "dtype, shape, data_offsets", repr(entry))
     if not known:
-        return _bad(path, "dtype-unknown", f"{name} has an unknown dtype", ", ".join(BY_NAME), str(dtype))
+        return _bad(path, "dtype-unknown", f"{name} has an unknown dtype", ", ".join(sorted(STORED)), str(dtype))
     if problem := _bad_numbers(path, name, entry):
         return problem
     expected = f"{prod(shape) * BY_NAME[dtype].itemsize:,} bytes for {dtype} {shape}"
@@ -126,7 +126,9 @@ def _bad_entry(path: Path, name: str, entry: Any) -> BadHeader:
 
 @lru_cache(maxsize=1 << 12)
 def _extent(dtype: str, shape: Shape) -> tuple[int, Shape]:
-    """Bytes of a tensor, and its origin."""
+    """Bytes of a tensor, and its origin; raises KeyError if no header has that dtype."""
+    if dtype not in STORED:
+        raise KeyError(dtype)
     return prod(shape) * BY_NAME[dtype].itemsize, (0,) * len(shape)
 
 

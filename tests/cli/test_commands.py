@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import click
@@ -89,7 +90,7 @@ def test_quiet_and_verbose(shared_tiny: Tiny, command: Command, tmp_path: Path) 
     source = shared_tiny("llama", tied=True)  # its rope gives a warning
     command("convert", source, tmp_path / "td")
     texts = {words: command("convert", source, tmp_path / "x", "--dry-run", *words) for words in ((), ("-q",), ("-v",))}
-    assert texts[()].out == texts[("-q",)].out == texts[("-v",)].out
+    assert len({re.sub(r"needed, .* free", "", ran.out) for ran in texts.values()}) == 1  # others use the disk as well
     assert "rope-not-expressible" in texts[()].err
     assert texts[("-q",)].err == ""
     noted = shared_tiny("qwen3", tied=True, store_tied_head=True)

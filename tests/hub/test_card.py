@@ -65,22 +65,20 @@ def test_acceptance_names_its_metric(
 
 
 def test_the_plot_is_a_file_that_browsers_draw(
-    hub: HubServer, measured: tuple[tuple[object, ...], Path, dict[str, Any]], command: Command
+    hub: HubServer, measured: tuple[tuple[object, ...], Path, dict[str, Any]], command: Command, tmp_path: Path
 ) -> None:
-    """An image of the repository, referred to by its name; a bar and its figure for every position."""
+    """An image of the repository, referred to by its name; a bar as high as its share and its figure for every position."""
     words, _, report = measured
+    report["acceptance"]["by_position"] = [0.8, 0.4, 0.1]
+    (tmp_path / "smoke.json").write_text(json.dumps(report))
     command(*words)
-    card = pushed(hub)["README.md"].decode()
-    shares = [f"{share:.1%}" for share in report["acceptance"]["by_position"]]
-    assert f"]({PLOT})" in card and f": {', '.join(shares)}]" in card
+    assert f": 80.0%, 40.0%, 10.0%]({PLOT})" in pushed(hub)["README.md"].decode()
     drawing = ElementTree.fromstring(pushed(hub)[PLOT])
     assert drawing.tag == f"{SVG}svg"
     texts = [element.text for element in drawing.iter(f"{SVG}text")]
-    assert texts == [text for number, share in enumerate(shares, 1) for text in (share, f"{number} or more")]
+    assert texts == ["80.0%", "1 or more", "40.0%", "2 or more", "10.0%", "3 or more"]
     bars = [float(bar.attrib["height"]) for bar in drawing.iter(f"{SVG}rect")][1:]
-    tallest = max(report["acceptance"]["by_position"])
-    for bar, share in zip(bars, report["acceptance"]["by_position"], strict=True):
-        assert not tallest or bar / max(bars) == pytest.approx(share / tallest, abs=0.01)
+    assert [bar / bars[0] for bar in bars] == pytest.approx([1, 0.5, 0.125], abs=0.01)
     again = command(*words).result
     assert {file["state"] for file in again["files"]} == {"unchanged"}, "a plot is drawn the same again"
 

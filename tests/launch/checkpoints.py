@@ -42,9 +42,17 @@ def write_target(folder: Path, config: Mapping[str, Any], mtp: int | None = None
 
 
 def write_stored(
-    folder: Path, config: Mapping[str, Any], mtp: int, padded: int, variants: Mapping[str, str] | None = None
+    folder: Path,
+    config: Mapping[str, Any],
+    mtp: int,
+    padded: int,
+    variants: Mapping[str, str] | None = None,
+    more: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Path:
-    """A torch-dist directory as a trainer has it, with holes for weights: one chunk a tensor, config and tracker file."""
+    """A torch-dist directory as a trainer has it, with holes for weights: one chunk a tensor, config and tracker file.
+
+    `more` are tensors beside the model's, by shape.
+    """
     fields = Fields(config, "test")
     family = family_of(fields)
     dims = family.dims(fields)
@@ -56,7 +64,7 @@ def write_stored(
     root = folder / "release"
     (root / "hf").mkdir(parents=True)
     (root / "hf" / "config.json").write_text(json.dumps(config))
-    write_metadata(root, shapes)
+    write_metadata(root, {**shapes, **(more or {})})
     torch.save({"args": argparse.Namespace(), "checkpoint_version": 3.0}, root / "common.pt")
     (folder / "latest_checkpointed_iteration.txt").write_text("release")
     return folder

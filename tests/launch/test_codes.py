@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)+$")
-REPORTING = {"Finding": 0, "error": 1, "note": 0, "warn": 0, "_wrong": None, "_unreadable": None}
+REPORTING = {"Finding": 0, "error": 1, "note": 0, "warn": 0, "_wrong": None, "_unreadable": None, "_differ": None}
 # Codes of inspect and of serve-args, which their own pages and messages explain.
 ELSEWHERE = {"config-claims-mtp", "shard-missing"}
 # Words of messages and flags that look like codes.

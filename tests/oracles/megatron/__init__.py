@@ -8,6 +8,6 @@ Nothing here imports the converter: what a checkpoint must hold is stated a seco
 * `forward`: what Hugging Face's own models compute.
 * `sharding`: which part of a parameter a tensor/pipeline/expert rank must hold.
 * `model`, `mamba`, `shims`, `stand_ins`, `mamba_kernels`: build the real GPTModel or MambaModel on a machine without a GPU.
-* `ling`, `step`, `hybrid`: families with words, layers or a model of their own.
+* `ling`, `step`, `oss`, `hybrid`: families with words, layers or a model of their own.
 * `steps`, `training_state`, `worker`: what runs inside a rank.
 """

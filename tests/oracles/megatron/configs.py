@@ -15,6 +15,7 @@ ARCHITECTURES = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "bailing_moe": "BailingMoeV2ForCausalLM",
     "step3p5": "Step3p5ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
@@ -116,6 +117,17 @@ OWN_FIELDS: dict[str, HfConfig] = {
         "use_moe_router_bias": True,
         "use_qk_norm": True,
         "zero_centered": True,
+    },
+    "gpt_oss": {
+        "attention_bias": True,
+        "head_dim": 24,
+        "intermediate_size": 40,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 4,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "sliding_window": 64,  # as long as all positions
+        "swiglu_limit": 7.0,
     },
     "nemotron_h": {
         "conv_kernel": 4,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from . import hybrid, ling, step
+from . import hybrid, ling, oss, step
 
 HfConfig = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
@@ -19,7 +19,7 @@ NEXTN = ("glm4_moe", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_ds
 # Families with gated delta nets; their one MTP layer stands apart as mtp.*.
 DELTA_NET = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 ZERO_CENTRED = (*DELTA_NET, *step.STEP)  # norms that multiply by 1 + w
-QWEN_MOE = ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
+QWEN_MOE = ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text", *oss.OSS)
 
 
 def stored_config(folder: str | Path) -> HfConfig:
@@ -29,18 +29,22 @@ def stored_config(folder: str | Path) -> HfConfig:
 
 
 def read_config(folder: str | Path) -> HfConfig:
-    """The folder's config.json, Ling's and Step's in GLM-4.5's words."""
+    """The folder's config.json, that of families with words of their own in other families' words."""
     config = stored_config(folder)
     if step.is_step(config):
         return step.plain_config(config)
+    if oss.is_oss(config):
+        return oss.plain_config(config)
     return ling.glm_config(config) if ling.is_ling(config) else config
 
 
 def read_tensors(folder: str | Path) -> Tensors:
-    """All tensors of the folder, Ling's and Step's in GLM-4.5's words, Nemotron-H's embedding and norm in all others'."""
+    """All tensors of the folder, those of families with words of their own in other families' words."""
     config, tensors = stored_config(folder), stored_tensors(folder)
     if step.is_step(config):
         return step.plain_tensors(tensors)
+    if oss.is_oss(config):
+        return oss.plain_tensors(tensors)
     if hybrid.is_hybrid(config):
         return hybrid.named_outside(tensors)
     return ling.glm_tensors(config, tensors) if ling.is_ling(config) else tensors

@@ -16,7 +16,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch.nn import functional
 
-from . import hybrid, mamba, stand_ins, step
+from . import hybrid, mamba, oss, stand_ins, step
 from .hf import (
     DELTA_NET,
     ZERO_CENTRED,
@@ -47,6 +47,7 @@ FAMILIES = (
     *DELTA_NET,
     *step.STEP,
     *hybrid.HYBRID,
+    *oss.OSS,
 )
 
 
@@ -56,7 +57,7 @@ def check_buildable(hf_config: HfConfig) -> None:
     if model_type not in FAMILIES:
         raise NotImplementedError(f"the Megatron oracle does not build model_type {model_type!r}")
     optional = {
-        "attention_bias": model_type not in ("qwen2", "mimo", "glm4_moe"),
+        "attention_bias": model_type not in ("qwen2", "mimo", "glm4_moe", *oss.OSS),
         "mlp_bias": True,
         "use_sliding_window": True,
     }
@@ -78,6 +79,7 @@ def transformer_config(hf_config: HfConfig, layout: Layout, *, mtp: int, dtype: 
     fields |= _dense_mlp_fields(hf_config)
     fields |= _moe_fields(hf_config) if num_experts(hf_config) else {}
     fields |= mamba.fields(hf_config) if hybrid.is_hybrid(hf_config) else {}
+    fields |= oss.fields() if oss.is_oss(hf_config) else {}
     fields |= _parallel_fields(layout, dtype)
     fields |= _cpu_fields()
     return (MLATransformerConfig if latent else TransformerConfig)(

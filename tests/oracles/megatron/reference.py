@@ -30,6 +30,8 @@ COPIED_IN_EVERY_LAYER = {
 }
 COPIED_WITH_ATTENTION = {
     "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "self_attention.linear_proj.bias": "self_attn.o_proj.bias",
+    "self_attention.core_attention.softmax_offset": "self_attn.sinks",
     "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
     "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
 }
@@ -61,6 +63,7 @@ COPIED_WITH_INDEXER = {
 }
 ROUTER = {
     "mlp.router.weight": "mlp.gate.weight",
+    "mlp.router.bias": "mlp.gate.bias",
     "mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
     "mlp.shared_experts.gate_weight": "mlp.shared_expert_gate.weight",
 }
@@ -171,9 +174,13 @@ def _of_every_head(weight: torch.Tensor, heads: int, widths: tuple[int, ...]) ->
 
 
 def _gated(tensors: Tensors, source: str, target: str) -> Tensors:
-    """One gated MLP: [gate; up] and down."""
-    gate, up, down = (tensors[f"{source}{part}_proj.weight"] for part in ("gate", "up", "down"))
-    return {target + "linear_fc1.weight": torch.cat([gate, up], 0), target + "linear_fc2.weight": down}
+    """One gated MLP: [gate; up] and down, with the biases that are there."""
+    found: Tensors = {}
+    for kind in ("weight", "bias"):
+        if f"{source}down_proj.{kind}" in tensors:
+            gate, up, down = (tensors[f"{source}{part}_proj.{kind}"] for part in ("gate", "up", "down"))
+            found |= {f"{target}linear_fc1.{kind}": torch.cat([gate, up], 0), f"{target}linear_fc2.{kind}": down}
+    return found
 
 
 def _experts(hf_config: HfConfig, tensors: Tensors) -> Tensors:

@@ -23,7 +23,7 @@ ROWS = (
     "eh_proj",
 )
 COLUMNS = ("linear_proj", "linear_fc2", "out_proj")
-PER_HEAD = ("A_log", "D", "dt_bias")
+PER_HEAD = ("A_log", "D", "dt_bias", "softmax_offset")
 # Parameters made of parts that are cut one by one: gate and up here, a linear attention's from its sizes.
 HALVES = ("linear_fc1",)
 WHOLE_LATENTS = ("linear_q_down_proj.weight", "linear_kv_down_proj.weight")
@@ -123,7 +123,7 @@ def shard(name: str, full: torch.Tensor, tp: int, tp_rank: int, model: ModelSize
     path, _, kind = name.rpartition(".")
     module = path.rpartition(".")[2]
     if module in COLUMNS:
-        return full.chunk(tp, dim=1)[tp_rank]
+        return full if kind == "bias" else full.chunk(tp, dim=1)[tp_rank]
     if module in ROWS or kind in PER_HEAD:
         parts: tuple[int, ...] = (full.shape[0],)
     elif module in HALVES:

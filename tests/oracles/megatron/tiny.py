@@ -9,13 +9,20 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from . import hybrid, ling, step
+from . import hybrid, ling, oss, step
 from .hf import ZERO_CENTRED, HfConfig, Tensors, mtp_layers
 from .shapes import model_shapes
 
 # Families whose releases repeat the embedding and the head inside the MTP layer.
 REPEATS_OUTER = ("deepseek_v3", "glm4_moe_lite")
 NEXTN_COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+
+# Families whose layers are stated on their own.
+SHAPES = {
+    "gpt_oss": oss.model_shapes,
+    "nemotron_h": hybrid.model_shapes,
+    "step3p5": step.model_shapes,
+}
 
 
 def tiny_tensors(config: HfConfig, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensors:
@@ -26,8 +33,7 @@ def tiny_tensors(config: HfConfig, *, dtype: torch.dtype = torch.float32, seed: 
     if ling.is_ling(config):
         return ling.ling_tensors(tiny_tensors(ling.glm_config(config), dtype=dtype, seed=seed))
     centre = 0.0 if config["model_type"] in ZERO_CENTRED else 1.0
-    own = {**dict.fromkeys(step.STEP, step.model_shapes), **dict.fromkeys(hybrid.HYBRID, hybrid.model_shapes)}
-    shapes = own.get(config["model_type"], model_shapes)(config)
+    shapes = SHAPES.get(config["model_type"], model_shapes)(config)
     tensors = {name: _random(name, shape, seed, centre) for name, shape in shapes.items()}
     biases = ("correction_bias", "router_bias")
     tensors = {name: t if name.endswith(biases) else t.to(dtype) for name, t in tensors.items()}
