@@ -3,18 +3,19 @@
 
 Each repeat, from the HF folder: ``cp -r``, ``convert`` to torch-dist, then those asked for: the do-it-yourself way
 (``--diy``, scripts/bench_diy.py), the same conversion by two ranks (``--ranks 2``) and peers; then the same from the
-torch-dist folder. A ratio is formed within one repeat, to ``cp`` of the same files. Every command writes to a fresh
-destination. Before each, untimed: dirty pages are written back, and the source is copied to the destination and that copy
-deleted. So the source is in the page cache and every run writes to memory freed a moment ago; in a virtual machine a copy
-into memory not lately touched takes several times longer, which would fall on some of the steps only. CPU is user + system
-of the command and all its children; memory is the peak of their RssAnon together. cp does not flush to disk; where a tool
-does, its wall time includes that.
+torch-dist folder; their order is drawn anew for each repeat. A ratio is formed within one repeat, to ``cp`` of the same
+files. Every command writes to a fresh destination. Before each, untimed: dirty pages are written back, and the source is
+copied to the destination and that copy deleted. So the source is in the page cache and every run writes to memory freed a
+moment ago; in a virtual machine a copy into memory not lately touched takes several times longer, which would fall on some
+of the steps only. CPU is user + system of the command and all its children; memory is the peak of their RssAnon together.
+cp does not flush to disk; where a tool does, its wall time includes that.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import shlex
 import shutil
 import statistics
@@ -47,7 +48,7 @@ class Way(NamedTuple):
 
 
 def ways(options: argparse.Namespace, direction: str) -> Iterator[Way]:
-    """What is timed in one direction, ``cp`` first and ours second."""
+    """What is timed in one direction."""
     yield Way(CP, ["cp", "-r", "--reflink=never", SOURCE, TARGET])
     yield Way(OURS, [options.tool, "convert", "--json", SOURCE, TARGET], ours=True)
     if options.ranks > 1:
@@ -68,7 +69,8 @@ def one_repeat(options: argparse.Namespace, work: Path) -> list[Record]:
     hf, td, other = (work / name for name in ("hf", "td", "other"))
     runs: list[Record] = []
     for direction, source in ((TO, hf), (BACK, td)):
-        for way in ways(options, direction):
+        every = list(ways(options, direction))
+        for way in random.sample(every, len(every)):
             target = td if (direction, way.name) == (TO, OURS) else other
             run = timed(way.command(source, target), source, target, way.ours)
             runs.append({"direction": direction, "way": way.name} | run)
@@ -108,8 +110,12 @@ def bench(options: argparse.Namespace, size: int, work: Path) -> Record:
         "file_system": kind.stdout.split()[-1],
         "source_cached_min": None if None in cached else min(cached),
     }
-    names = [(run["direction"], run["way"]) for run in repeats[0] if run["way"] != CP]
-    report["summary"] = [row_of(direction, name, repeats) for direction, name in names]
+    report["summary"] = [
+        row_of(direction, way.name, repeats)
+        for direction in (TO, BACK)
+        for way in ways(options, direction)
+        if way.name != CP
+    ]
     return report | {"runs": [run for runs in repeats for run in runs]}
 
 
