@@ -1,8 +1,8 @@
 """What servers make of a head: their classes, the architecture strings that lead to them, the names that they read.
 
-SGLang 0.5.23 (configs/model_config.py, models/*). vLLM as its main branch stood in summer 2026, read and not run
-(model_executor/models: registry.py, llama_eagle.py, llama_eagle3.py, deepseek_eagle3.py; config/speculative.py;
-v1/worker/gpu_model_runner.py).
+SGLang 0.5.23 (configs/model_config.py, models/*). vLLM 0.33.0 as the files of its wheel say, read and not run
+(model_executor/models: registry.py, llama_eagle.py, llama_eagle3.py, qwen3_eagle3.py, deepseek_eagle3.py, utils.py;
+config/speculative.py; transformers_utils/configs: eagle.py, speculators/algos.py; v1/worker/gpu/spec_decode/eagle).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .formats.base import AUX_IDS, LAYER_CONFIG, NUM_AUX, eagle_config, nested
 from .formats.eagle_names import AUX_NORM_ALIASES, INPUT_NORM, LAYER_NORM, MIDLAYER, QK_NORM, at_layer
 from .spec import D2T, EAGLE, EAGLE3, EMBED, FC_BIAS, HEAD, MTP, T2D, DraftSpec
 
@@ -91,28 +92,42 @@ VLLM_LLAMA3 = ServerClass(
     absent=(FC_BIAS, *(at_layer(0, name) for name in QK_NORM), *AUX_NORM_ALIASES.values()),
     stops=True,
 )
+VLLM_QWEN3 = ServerClass(
+    "Eagle3Qwen3ForCausalLM",
+    EAGLE3,
+    midlayer=True,
+    ignored=(T2D,),
+    required=tuple(at_layer(0, name) for name in QK_NORM),
+    absent=(FC_BIAS, *AUX_NORM_ALIASES.values()),
+    stops=True,
+)
 VLLM_LATENT3 = ServerClass(
     "Eagle3DeepseekV2ForCausalLM", EAGLE3, midlayer=True, ignored=(T2D,), absent=(FC_BIAS, INPUT_NORM), stops=True
 )
-# vLLM puts "Eagle" or "Eagle3" before what config.json says, unless it stands there (transformers_utils/configs/eagle.py), and
-# gives speculators' heads the class of their algorithm (configs/speculators/algos.py).
+# vLLM puts "Eagle" or "Eagle3" before what config.json says, unless it stands there.
 VLLM_EAGLE: Mapping[str, Mapping[str, ServerClass]] = {
     EAGLE: {"LlamaForCausalLM": VLLM_LLAMA, "EagleLlamaForCausalLM": VLLM_LLAMA},
     EAGLE3: {
         "LlamaForCausalLM": VLLM_LLAMA3,
         "Eagle3LlamaForCausalLM": VLLM_LLAMA3,
         "LlamaForCausalLMEagle3": VLLM_LLAMA3,
-        "Eagle3Speculator": VLLM_LLAMA3,
-        "Eagle3DraftModel": VLLM_LLAMA3,
+        "Qwen3ForCausalLM": VLLM_QWEN3,
+        "Eagle3Qwen3ForCausalLM": VLLM_QWEN3,
+        "Eagle3MiniMaxM2ForCausalLM": VLLM_LLAMA3,
+        "Eagle3Qwen2_5vlForCausalLM": VLLM_LLAMA3,
+        "Eagle3Qwen3vlForCausalLM": VLLM_LLAMA3,
         "Eagle3DeepseekV2ForCausalLM": VLLM_LATENT3,
         "Eagle3DeepseekV3ForCausalLM": VLLM_LATENT3,
     },
 }
+# It gives speculators' heads a class by the type of their layer, whatever they call themselves; MTP heads of that form none.
+SPECULATORS = ("Eagle3DraftModel", "Eagle3Speculator")
+VLLM_SPECULATORS: Mapping[str, ServerClass] = {"llama": VLLM_LLAMA3, "qwen3": VLLM_QWEN3}
 # vLLM turns the target's model_type into an MTP class (config/speculative.py).
 VLLM_MTP: Mapping[str, str] = {
     "deepseek_v3": "DeepSeekMTP",
-    "deepseek_v32": "DeepSeekMTP",
-    "glm_moe_dsa": "DeepSeekMTP",
+    "deepseek_v32": "DeepseekV32MTP",
+    "glm_moe_dsa": "DeepseekV32MTP",
     "glm4_moe": "Glm4MoeMTP",
     "glm4_moe_lite": "Glm4MoeLiteMTP",
     "mimo": "MiMoMTP",
@@ -131,7 +146,7 @@ def architectures(server: str, spec: DraftSpec) -> tuple[str, ...]:
     if spec.kind == MTP:
         return tuple(SGLANG_MTP)
     if server == VLLM:
-        return tuple(VLLM_EAGLE[spec.kind])
+        return SPECULATORS if layer_type(spec) else tuple(VLLM_EAGLE[spec.kind])
     fitting = [known for known in SGLANG_EAGLE if known.kind == spec.kind]
     special = spec.mla is not None if spec.kind == EAGLE3 else spec.qkv_bias
     return (fitting[1 if special else 0].name,)
@@ -153,11 +168,30 @@ def class_of(spec: DraftSpec, server: str = SGLANG) -> ServerClass | None:
         if spec.kind == MTP:
             named = VLLM_MTP.get(str(spec.config.get("model_type")))
             return ServerClass(named, MTP) if named else None
-        return VLLM_EAGLE[spec.kind].get(spec.architecture)
+        kind = layer_type(spec)
+        return VLLM_SPECULATORS.get(kind) if kind else VLLM_EAGLE[spec.kind].get(spec.architecture)
     if spec.kind == MTP:
         name = SGLANG_MTP.get(spec.architecture)
         return ServerClass(name, MTP, keys=(MTP_COUNT,) if name in COUNTED else ()) if name else None
     return next((known for known in SGLANG_EAGLE if known.name == spec.architecture), None)
+
+
+def layer_type(spec: DraftSpec) -> str:
+    """The model type of the decoder layer of an EAGLE-3 head in speculators' form, "" for any other head."""
+    layer = nested(spec.config, LAYER_CONFIG) if spec.kind == EAGLE3 else {}
+    return str(layer.get("model_type", "llama")) if layer else ""
+
+
+def vllm_features(spec: DraftSpec) -> int:
+    """How many states of the target vLLM makes `fc` for; only its class for Qwen3 layers counts ids at the top level."""
+    seen = nested(spec.config, LAYER_CONFIG) or spec.config
+    known = class_of(spec, VLLM)
+    if isinstance(stated := seen.get(NUM_AUX), int):
+        return stated
+    ids = eagle_config(seen).get(AUX_IDS)
+    if known is VLLM_QWEN3:
+        ids = spec.config.get(AUX_IDS) or ids
+    return len(ids) if isinstance(ids, list) and ids else 3
 
 
 def reads(known: ServerClass, canonical: str, source: str) -> bool:

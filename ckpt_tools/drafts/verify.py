@@ -10,7 +10,8 @@ from ..errors import CkptError, Finding, NotFound
 from ..report import Outcome
 from ..stores.hf_folder import is_hf_folder, open_folder
 from .checks.chain import check_chain
-from .checks.loading import check_algorithm, check_architecture, check_keys, check_names
+from .checks.keys import check_keys
+from .checks.loading import check_algorithm, check_architecture, check_names
 from .checks.origin import check_origin
 from .checks.pair import Check, Pair, Rules, TableUse, open_target
 from .checks.positions import check_context, check_rope

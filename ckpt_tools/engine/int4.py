@@ -6,6 +6,7 @@ another, two to a byte, the low half first (compressed_tensors, pack_quantized).
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ..stores.dtypes import BY_NAME
@@ -18,15 +19,29 @@ if TYPE_CHECKING:
 OFFSET = 8
 
 
+@cache
+def _pairs() -> torch.Tensor:
+    """The two values of every byte, as the bytes of two bfloat16 numbers in an int32."""
+    import torch
+
+    bits = torch.arange(256)
+    both = torch.stack((bits & 0x0F, bits >> 4), dim=-1) - OFFSET
+    return both.to(torch.bfloat16).view(torch.int32).flatten()
+
+
 def unpacked(rows: torch.Tensor, cast: Dequant, sources: Handles) -> torch.Tensor:
     """float32(value) * float32(scale) of packed `rows`, uint8 `[rows, columns / 2]`; float32 `[rows, columns]`."""
     import torch
 
     scale, count = cast.scale, rows.shape[0]
-    values = torch.stack((rows & 0x0F, rows >> 4), dim=-1).flatten(1).float().sub_(OFFSET)
+    values = _pairs().index_select(0, rows.flatten().int()).view(torch.bfloat16).view(count, -1).float()
     kind = BY_NAME[scale.dtype]
     data = memoryview(bytearray(count * scale.columns * kind.itemsize))
     read_exactly(sources, scale.file, data, scale.offset + cast.row * scale.columns * kind.itemsize)
     factors = torch.frombuffer(data, dtype=getattr(torch, kind.torch)).view(count, scale.columns).float()
-    columns = slice(cast.column, cast.column + values.shape[1])
-    return values.mul_(factors.repeat_interleave(scale.block[1], 1)[:, columns])
+    size, columns = scale.block[1], values.shape[1]
+    if cast.column % size or columns % size:
+        return values.mul_(factors.repeat_interleave(size, 1)[:, cast.column : cast.column + columns])
+    first = cast.column // size
+    values.view(count, -1, size).mul_(factors[:, first : first + columns // size, None])
+    return values

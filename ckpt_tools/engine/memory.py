@@ -10,7 +10,7 @@ from .program import Program
 
 STATUS = Path("/proc/self/status")
 TORCH = 180_000_000  # what importing torch takes beyond its files; loaded only to transform values
-OWN = 8_000_000  # journal, threads, report
+OWN = 3_000_000  # journal, threads, report
 COPIES = 16  # bytes held per source byte while values are transformed: halves, float32, the result, checks
 PER_MOVE = 500  # bytes of a move as a task in the queue
 

@@ -42,17 +42,20 @@ def peak_of(*words: object) -> int:
     return peak
 
 
-WAYS: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "copied": ({}, []),
-    "cast": ({}, ["--dtype", "float32"]),
-    "dequantised": ({"fp8": (128, 128)}, []),
+LARGE = {"layers": 3, "hidden": 256, "ffn": 1024, "vocab": 2000}
+MANY = {"layers": 200, "hidden": 64, "ffn": 128, "vocab": 96}  # small tensors fill the buffers
+WAYS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "copied": ("deepseek_v3", LARGE, []),
+    "gathered": ("mimo", MANY, ["--layout", "per-layer", "--max-shard-size", "4MB"]),
+    "cast": ("deepseek_v3", LARGE, ["--dtype", "float32"]),
+    "dequantised": ("deepseek_v3", LARGE | {"fp8": (128, 128)}, []),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_memory_that_was_announced_is_not_exceeded(way: str, shared_tiny: Tiny, tmp_path: Path) -> None:
-    options, words = WAYS[way]
-    source = shared_tiny("deepseek_v3", layers=3, hidden=256, ffn=1024, vocab=2000, **options)
+    family, options, words = WAYS[way]
+    source = shared_tiny(family, **options)
     announced = ended(source, tmp_path / "td", *words, "--dry-run")["memory"]
     peak = peak_of(source, tmp_path / "td", *words)
     assert peak <= announced

@@ -70,7 +70,8 @@ def test_another_count_than_is_there_is_refused(
     found = command("convert", source, tmp_path / "out", "--mtp", wanted, "--json", code=1).finding("mtp-count")
     assert f"--mtp {wanted} was asked for" in found["what"]
     assert "holds 1" in found["what"]
-    missing = "mtp.layers.1.enorm.weight" if torch_dist else "model.mtp_layers.1.final_layernorm.weight"
+    layers = {2: "1", 3: "{1..2}"}[wanted]
+    missing = f"mtp.layers.{layers}.enorm.weight" if torch_dist else f"mtp_layers.{layers}.final_layernorm.weight"
     assert missing in found["actual"]
     assert not (tmp_path / "out").exists()
 

@@ -174,8 +174,9 @@ def test_an_import_that_leads_out_of_the_folder_is_not_followed(tiny: Tiny, comm
     (source.parent / "evil.py").write_text(RAISES)
     (source / TOY).write_text("from ..evil import x\n")
     command("convert", source, tmp_path / "td")
-    found = command("convert", tmp_path / "td", tmp_path / "out", "--json", code=1).finding("auto-map-missing")
-    assert found["actual"] == f"absent: ../evil.py (imported by {TOY})"
+    words = ["convert", tmp_path / "td", tmp_path / "out", "--hf-config", source, "--json"]
+    assert command(*words, code=1).finding("auto-map-missing")["actual"] == f"absent: ../evil.py (imported by {TOY})"
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("text", ["def (", "(" * 5000, "x = '\\ud800'\n", "\x00"])

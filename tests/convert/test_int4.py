@@ -26,19 +26,18 @@ from tests.conftest import Tiny
 GROUP = 32
 WEIGHTS = {"group_size": GROUP, "num_bits": 4, "strategy": "group", "symmetric": True, "type": "int"}
 SCHEME: dict[str, Any] = {
-    "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
     "format": "pack-quantized",
     "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"],
     "quant_method": "compressed-tensors",
 }
 
 
-def packed(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+def packed(name: str, weight: torch.Tensor, group: int = GROUP) -> tuple[Tensors, torch.Tensor]:
     """A matrix as the release stores it, and as it is meant."""
     rows, columns = weight.shape
     random = np.random.default_rng(sum(map(ord, name)))
     values = random.integers(-8, 8, (rows, columns))
-    scales = torch.from_numpy(random.uniform(-0.02, 0.02, (rows, columns // GROUP))).to(torch.bfloat16)
+    scales = torch.from_numpy(random.uniform(-0.02, 0.02, (rows, columns // group))).to(torch.bfloat16)
     bits = (values + 8).astype(np.uint32).reshape(rows, -1, 8) << (4 * np.arange(8, dtype=np.uint32))
     words = np.bitwise_or.reduce(bits, axis=-1).view(np.int32)
     stored = {
@@ -46,22 +45,23 @@ def packed(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         f"{name}_scale": scales,
         f"{name}_shape": torch.tensor([rows, columns]),
     }
-    meant = torch.from_numpy(values).float() * scales.float().repeat_interleave(GROUP, 1)
+    meant = torch.from_numpy(values).float() * scales.float().repeat_interleave(group, 1)
     return stored, meant.to(torch.bfloat16)
 
 
-def release(base: Path, out: Path) -> tuple[Path, Tensors]:
+def release(base: Path, out: Path, group: int = GROUP) -> tuple[Path, Tensors]:
     """A folder whose routed experts are packed, and the tensors that it means."""
     shutil.copytree(base, out)
     meant = hf_tensors(base)
     for path in sorted(out.glob("*.safetensors")):
         tensors = load_file(path)
         for name in [name for name in tensors if ".experts." in name]:
-            stored, meant[name] = packed(name, tensors.pop(name))
+            stored, meant[name] = packed(name, tensors.pop(name), group)
             tensors |= stored
         save_file(tensors, path, metadata={"format": "pt"})
     with changed_config(out) as config:
-        config["quantization_config"] = SCHEME
+        groups = {"group_0": {"targets": ["Linear"], "weights": WEIGHTS | {"group_size": group}}}
+        config["quantization_config"] = SCHEME | {"config_groups": groups}
     return out, meant
 
 
@@ -92,12 +92,15 @@ def test_every_value_is_the_product_rounded_once(source: tuple[Path, Tensors], t
     assert "quantization_config" not in config_of(tmp_path / "back")
 
 
+@pytest.mark.parametrize("group", [32, 128])
 def test_tiles_of_any_size_give_the_same(
-    source: tuple[Path, Tensors], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    group: int, shared_tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are cut, and rows wider than a tile by columns."""
-    folder, _ = source
+    """Rows are cut, and rows wider than a tile by columns, which the larger groups straddle."""
+    folder, meant = release(shared_tiny("kimi_k2", hidden=128, ffn=512), tmp_path / "int4", group)
     convert(folder, tmp_path / "td", Options())
+    convert(tmp_path / "td", tmp_path / "back", Options())
+    assert_same(hf_tensors(tmp_path / "back"), meant)
     seen: list[int] = []
 
     def counted(move: Any, limit: int) -> Any:

@@ -108,8 +108,7 @@ def test_merging_into_20_gigabytes_takes_seconds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["mimo", "glm4_moe"])
 @pytest.mark.parametrize("megatron", [False, True])
 def test_extracting_reads_the_head_only(family: str, megatron: bool, shared_tiny: Tiny, tmp_path: Path) -> None:
-    """Once to copy it, and the copy once more for its hash. Out of Megatron the rows of MiMo's joint projection are read
-    once for each of the halves that change places."""
+    """Once to copy it, and the copy once more for its hash; MiMo's joint projection too, whose halves change places."""
     source = shared_tiny(family, layers=6, hidden=256, ffn=768, vocab=512, shards=4, experts=4)
     if megatron:
         convert(source, tmp_path / "megatron", ConvertOptions())
@@ -120,7 +119,6 @@ def test_extracting_reads_the_head_only(family: str, megatron: bool, shared_tiny
     head = (tmp_path / "head" / "model.safetensors").stat().st_size
     body = sum(path.stat().st_size for path in source.rglob("*") if path.suffix in (".safetensors", ".distcp"))
     hashed = sum(path.stat().st_size for path in (tmp_path / "head").iterdir())
-    twice = 2 * 256 * 256 * 2 if megatron and family == "mimo" else 0
     described = sum(path.stat().st_size for path in source.rglob("*") if path.name in (".metadata", "tokenizer.json"))
-    assert 0 < traffic.read - hashed - described <= 1.05 * head + twice < body / 4
+    assert 0 < traffic.read - hashed - described <= 1.05 * head < body / 4
     assert traffic.written <= 1.05 * head

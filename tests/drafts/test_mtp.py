@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,10 +21,8 @@ from ckpt_tools.errors import CkptError, Finding, OutputExists
 from ckpt_tools.inspection import inspect_checkpoint
 from tests.checkpoints import (
     INDEX,
-    Tensors,
     assert_same,
     changed,
-    changed_config,
     config_of,
     hf_tensors,
     holders,
@@ -34,19 +31,7 @@ from tests.checkpoints import (
 )
 from tests.conftest import Command, Tiny
 
-# The names of one MTP layer, as releases spell them, written down apart from the tables.
-HEADS: dict[str, tuple[str, ...]] = {
-    "mimo": ("model.mtp_layers.0.",),
-    "glm4_moe": ("model.layers.2.",),
-    "deepseek_v3": ("model.layers.2.",),
-    "qwen3_next": ("mtp.",),
-    "qwen3_5": ("mtp.",),
-}
-COPIES = ("model.layers.2.embed_tokens.weight", "model.layers.2.shared_head.head.weight")
-
-
-def head_of(tensors: Tensors, family: str) -> Tensors:
-    return {n: t for n, t in tensors.items() if n.startswith(HEADS[family]) and n not in COPIES}
+from .mtp_layers import HEADS, codes, head_of
 
 
 def sharded(model: Path, family: str, out: Path) -> Path:
@@ -144,56 +129,6 @@ def test_a_second_layer_does_not_stay_behind(tiny: Tiny, tmp_path: Path) -> None
     assert inspect_checkpoint(tmp_path / "merged").sound
 
 
-def codes(failure: pytest.ExceptionInfo[CkptError]) -> list[str]:
-    return [finding.code for finding in failure.value.findings]
-
-
-def test_the_count_is_settled_first(tiny: Tiny, tmp_path: Path) -> None:
-    """The tensors are there and the config says 0: said, and taken only when asked for."""
-    model = tiny("mimo")
-    with changed_config(model) as config:
-        config["num_nextn_predict_layers"] = 0
-    with pytest.raises(CkptError) as failure:
-        extract_draft(model, tmp_path / "head", Options())
-    assert codes(failure) == ["mtp-undeclared"]
-    with pytest.raises(CkptError) as failure:
-        extract_draft(model, tmp_path / "head", Options(), layers=2)
-    assert codes(failure) == ["mtp-count"]
-    extract_draft(model, tmp_path / "head", Options(), layers=1)
-    assert config_of(tmp_path / "head")["num_nextn_predict_layers"] == 1
-
-
-def test_an_incomplete_head_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    model = tiny("mimo")
-    with changed(model / "model.safetensors") as tensors:
-        del tensors["model.mtp_layers.0.input_proj.weight"]
-    with pytest.raises(CkptError) as failure:
-        extract_draft(model, tmp_path / "head", Options())
-    assert codes(failure) == ["tensors-missing"] and not (tmp_path / "head").exists()
-
-
-def test_a_model_without_a_head_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    for model in (tiny("llama"), tiny("mimo", mtp=0)):
-        with pytest.raises(CkptError) as failure:
-            extract_draft(model, tmp_path / "head", Options())
-        assert codes(failure) == ["not-a-draft-head"]
-
-
-def test_a_head_of_another_model_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    extract_draft(tiny("mimo"), tmp_path / "head", Options())
-    for model, code in ((tiny("mimo", hidden=64), "hidden-size"), (tiny("glm4_moe"), "family-differs")):
-        with pytest.raises(CkptError) as failure:
-            merge_draft(model, tmp_path / "head", tmp_path / "out", Options())
-        assert code in codes(failure) and not (tmp_path / "out").exists()
-
-
-def test_two_layers_have_no_class(tiny: Tiny, tmp_path: Path) -> None:
-    """MiMoMTP would put both layers into one module, the last one winning."""
-    with pytest.raises(CkptError) as failure:
-        extract_draft(tiny("mimo", mtp=2), tmp_path / "head", Options())
-    assert codes(failure) == ["mtp-layers-several"]
-
-
 def test_from_megatron_the_trained_weights(tiny: Tiny, tmp_path: Path) -> None:
     """The head that was trained is taken, never the copy that lies in the Hugging Face folder."""
     model = tiny("mimo", shards=2)
@@ -220,53 +155,6 @@ def test_out_of_megatron_bit_by_bit(family: str, tiny: Tiny, tmp_path: Path) -> 
     convert(model, tmp_path / "megatron", ConvertOptions())
     extract_draft(tmp_path / "megatron", tmp_path / "head", Options())
     assert_same(hf_tensors(tmp_path / "head"), head_of(hf_tensors(model), family))
-
-
-def quantised(model: Path, **scheme: Any) -> None:
-    with changed_config(model) as config:
-        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128], **scheme}
-
-
-def test_a_bf16_head_in_a_quantised_target(tiny: Tiny, tmp_path: Path) -> None:
-    """Alone the head is not quantised; inside the target its modules are excluded, mtp.fc as well."""
-    model = tiny("qwen3_next")
-    extract_draft(model, tmp_path / "plain", Options())
-    quantised(model, modules_to_not_convert=["lm_head", "mtp.layers.0.mlp.gate"])
-    extract_draft(model, tmp_path / "head", Options())
-    assert "quantization_config" not in config_of(tmp_path / "head")
-    merge_draft(model, tmp_path / "head", tmp_path / "merged", Options())
-    listed = config_of(tmp_path / "merged")["quantization_config"]["modules_to_not_convert"]
-    assert listed[:2] == ["lm_head", "mtp.layers.0.mlp.gate"] and len(set(listed)) == len(listed)
-    wanted = {
-        "mtp.fc",
-        "mtp.layers.0.self_attn.q_proj",
-        "mtp.layers.0.mlp.experts",
-        "mtp.layers.0.mlp.shared_expert.up_proj",
-    }
-    assert wanted < set(listed)
-    assert not any("experts.0" in name for name in listed)
-
-
-def test_a_method_without_a_known_list_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    model = tiny("mimo")
-    extract_draft(model, tmp_path / "head", Options())
-    quantised(model, quant_method="other")
-    with pytest.raises(CkptError) as failure:
-        merge_draft(model, tmp_path / "head", tmp_path / "merged", Options())
-    assert codes(failure) == ["quant-exclude-unknown"]
-
-
-def test_a_quantised_head_keeps_its_scales(tiny: Tiny, tmp_path: Path) -> None:
-    model = tiny("glm4_moe", fp8=(16, 16))
-    extract_draft(model, tmp_path / "head", Options())
-    assert_same(hf_tensors(tmp_path / "head"), head_of(hf_tensors(model), "glm4_moe"))
-    assert any(name.endswith("_scale_inv") for name in hf_tensors(tmp_path / "head"))
-    assert "quantization_config" in config_of(tmp_path / "head")
-    merge_draft(model, tmp_path / "head", tmp_path / "merged", Options())
-    assert_same(hf_tensors(tmp_path / "merged"), hf_tensors(model))
-    with pytest.raises(CkptError) as failure:
-        merge_draft(tiny("glm4_moe"), tmp_path / "head", tmp_path / "other", Options())
-    assert codes(failure) == ["quantisation-differs"]
 
 
 def test_a_hook_stops_everything(tiny: Tiny, tmp_path: Path) -> None:
@@ -325,13 +213,3 @@ def test_commands(tiny: Tiny, tmp_path: Path, command: Command) -> None:
     )
     with pytest.raises(OutputExists):
         extract_draft(model, head, Options())
-
-
-def test_an_index_that_lies_is_not_copied(tiny: Tiny, tmp_path: Path) -> None:
-    """The merged index is made from the headers of the merged files."""
-    model = tiny("mimo", shards=3)
-    extract_draft(model, tmp_path / "head", Options())
-    write_index(model, holders(model), total=7)
-    merge_draft(model, tmp_path / "head", tmp_path / "merged", Options())
-    index = json.loads((tmp_path / "merged" / INDEX).read_text())
-    assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in hf_tensors(model).values())

@@ -1,4 +1,7 @@
-"""verify-draft for vLLM: names that its classes stop at, tensors that they have no place for, aux ids that it does not see."""
+"""verify-draft for vLLM: names that its classes stop at, tensors that they have no place for, aux ids that it does not see.
+
+What vLLM does was read in the files of its wheel 0.33.0 (named in ckpt_tools/drafts/servers.py): it does not run here.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,53 @@ def without(head: Path, name: str) -> Path:
     return head
 
 
-@pytest.mark.parametrize("name", ["Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3DraftModel"])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"])
 def test_an_eagle3_head_fits(verify: Verify, tmp_path: Path, name: str) -> None:
     ran = verify(eagle3(tmp_path / "head", architectures=[name]))
     assert ran.result["fits"] and ran.result["server_class"] == "Eagle3LlamaForCausalLM"
+
+
+def test_the_names_of_speculators_are_for_its_form(verify: Verify, tmp_path: Path) -> None:
+    """They are in no registry: speculators' heads get their class by the type of their layer."""
+    assert "architecture" in verify(eagle3(tmp_path / "flat", architectures=["Eagle3DraftModel"]), code=1).codes
+
+
+@pytest.mark.parametrize(
+    ("kind", "norms", "name", "codes"),
+    [
+        ("llama", False, "Eagle3LlamaForCausalLM", []),
+        ("qwen3", True, "Eagle3Qwen3ForCausalLM", []),
+        ("llama", True, "Eagle3LlamaForCausalLM", ["tensors-never-loaded"]),
+        ("qwen3", False, "Eagle3Qwen3ForCausalLM", ["tensors-never-set"]),
+        ("gemma", False, "", ["architecture"]),
+    ],
+)
+def test_the_layer_tells_the_class(
+    command: Command, tmp_path: Path, kind: str, norms: bool, name: str, codes: list[str]
+) -> None:
+    config = producers.speculators_config([2, 4, 5])
+    config["transformer_layer_config"] |= {"model_type": kind, "max_position_embeddings": 512}
+    head = producers.write(tmp_path / "head", config, producers.eagle3_tensors("layers.0.", qk_norm=norms))
+    goal = producers.target(tmp_path / "goal")
+    words = ("verify-draft", head, "--target", goal, "--server", "vllm", "--json")
+    ran = command(*words, code=1 if codes else 0)
+    assert [f["code"] for f in ran.findings if f["severity"] == "error"] == codes
+    assert ran.result["server_class"] == name
+
+
+def test_four_features(command: Command, tmp_path: Path) -> None:
+    """The class for Llama layers makes fc for three unless it is told; our export tells it, the one for Qwen3 layers counts."""
+    goal, tensors = producers.target(tmp_path / "goal"), producers.eagle3_tensors(features=4)
+    head = producers.write(
+        tmp_path / "head", producers.eagle3_config() | {"eagle_aux_hidden_state_layer_ids": [2, 3, 4, 5]}, tensors
+    )
+    words = ("--target", goal, "--server", "vllm", "--json")
+    assert command("verify-draft", head, *words, code=1).finding("fc-features")["actual"] == "3"
+    command("export-draft", head, tmp_path / "out", "--target", goal, "--format", "speculators", "--target-name", "a/b")
+    assert "fc-features" not in command("verify-draft", tmp_path / "out", *words).codes
+    with changed_config(tmp_path / "out") as config:
+        del config["transformer_layer_config"]["num_aux_hidden_states"]
+    assert "fc-features" in command("verify-draft", tmp_path / "out", *words, code=1).codes
 
 
 def test_vllm_has_no_fc_bias_in_eagle1(verify: Verify, tmp_path: Path) -> None:

@@ -96,9 +96,7 @@ def test_g6_embeddings(verify: Run, tmp_path: Path, tied: bool) -> None:
 
 def test_g6_a_trained_embedding_is_for_vllm(verify: Run, tmp_path: Path) -> None:
     model = target(tmp_path / "target", weights=True)
-    head = stored_table(
-        tmp_path / "head", "embed_tokens.weight", torch.randn(32, 8).bfloat16(), has_own_embed_tokens=True
-    )
+    head = stored_table(tmp_path / "head", "embed_tokens.weight", torch.randn(32, 8).bfloat16())
     assert "embed-mismatch" in verify(head, model, code=1).codes
     assert verify(head, model, "--server", "vllm").result["fits"]
 

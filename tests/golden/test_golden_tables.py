@@ -149,7 +149,7 @@ def layout_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def laid_out(program: Program, root: Path, *rest: object) -> Timing:
         for file, literals in groupby(sorted(program.image.literals), key=lambda literal: literal.file):
             with (root / program.image.files[file][0]).open("r+b") as stream:
-                for _, offset, data in literals:
+                for _, offset, data, _ in literals:
                     stream.seek(offset)
                     stream.write(data)
         for name, data in program.image.small_files.items():

@@ -5,13 +5,12 @@ from __future__ import annotations
 from ...difference import max_difference
 from ...engine.view import View, handles_for
 from ...errors import Finding
-from ..spec import EAGLE3, EMBED, HEAD, HeadTensor
+from ..spec import EAGLE3, EMBED, HEAD, MTP, HeadTensor
 from .pair import Pair, TableUse
 
 OWN, EQUAL, ABSENT = "own", "equal to the target's", "absent"
 THE_HEADS, THE_TARGETS = "the head's", "the target's"
 LABELS = {EMBED: "embedding", HEAD: "lm_head"}
-DECLARED = "has_own_embed_tokens"  # vLLM's word for an embedding that was trained with the head
 COMPARED = 1 << 28  # bytes up to which tables are compared completely
 ROWS = 1024
 
@@ -22,13 +21,14 @@ def check_tables(pair: Pair) -> None:
 
 
 def served(pair: Pair, name: str) -> str:
-    """Whose table the server uses."""
+    """Whose table the server uses. vLLM keeps an embedding that an EAGLE head stores, SGLang one of another width only."""
     spec = pair.spec
+    if name == EMBED and not pair.sglang and spec.kind != MTP:
+        return THE_HEADS if EMBED in spec.tensors else THE_TARGETS
     if spec.kind != EAGLE3:
         return THE_TARGETS
     if name == EMBED:
-        own = spec.hidden_size != spec.target_hidden_size or (not pair.sglang and spec.config.get(DECLARED) is True)
-        return THE_HEADS if own else THE_TARGETS
+        return THE_HEADS if spec.hidden_size != spec.target_hidden_size else THE_TARGETS
     return THE_TARGETS if spec.borrows_head else THE_HEADS
 
 

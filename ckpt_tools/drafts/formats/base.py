@@ -11,6 +11,11 @@ from ...report import Report
 from ..spec import Norms
 from .containers import Container
 
+SPECULATORS_TYPE, SPECULATORS_CONFIG, LAYER_CONFIG = (
+    "speculators_model_type",
+    "speculators_config",
+    "transformer_layer_config",
+)
 EAGLE_CONFIG, AUX_IDS = "eagle_config", "eagle_aux_hidden_state_layer_ids"
 DRAFT_VOCAB, TARGET_HIDDEN, NUM_AUX = "draft_vocab_size", "target_hidden_size", "num_aux_hidden_states"
 NORM_OUTPUT, BEFORE_RESIDUAL, BEFORE_FC = "norm_output", "norm_before_residual", "norm_before_fc"
@@ -41,10 +46,21 @@ class Format:
     flatten: Callable[[Container, Report], Flat]
 
 
+def nested(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The fields under a name of a config, or nothing."""
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
 def eagle_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The nested `eagle_config`, or nothing."""
-    nested = config.get(EAGLE_CONFIG)
-    return nested if isinstance(nested, Mapping) else {}
+    return nested(config, EAGLE_CONFIG)
+
+
+def verifier_of(config: Mapping[str, Any]) -> str:
+    """How a config of speculators calls its target; a name alone in older ones."""
+    found = nested(config, SPECULATORS_CONFIG).get("verifier")
+    return str((found.get("name_or_path") if isinstance(found, Mapping) else found) or "")
 
 
 def architecture(config: Mapping[str, Any]) -> str:

@@ -9,12 +9,12 @@ from ...families import FAMILIES
 from ...stores.torch_dist.reader import is_torch_dist
 from ..spec import DraftSpec
 from . import speculators_mtp
-from .base import Format, architecture
+from .base import SPECULATORS_TYPE, Format, architecture
 from .containers import Container, open_container
 from .eagle import is_eagle, read_eagle
 from .eagle_names import canonical_names
 from .native import read_megatron, read_native
-from .sources import FORMATS, SPECULATORS_TYPE
+from .sources import FORMATS
 
 SPECULATORS_KINDS = ("eagle3", "mtp")
 # Heads that draft a block of tokens at once (SpecForge, speculators): another computation under similar names.

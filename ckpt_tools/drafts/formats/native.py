@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ...engine.moves import Move, Side, link
+from ...engine.moves import Move, Side, link, some_rows
 from ...families import family_of
 from ...families.base import HF, Family, Variants
 from ...families.config import Fields
@@ -215,9 +215,16 @@ def _from_wholes(model: Model, store: TorchDist, rows: Iterable[Bound]) -> dict[
                 origin_of[slot.name] = row.wholes[0].name
     moves: list[list[Move]] = [[] for _ in virtual]
     for move in link(rows, Side(virtual), Side(store.tensors), to_megatron=False):
-        moves[move.target_file].append(move)
+        moves[move.target_file] += _row_by_row(move)
     files = tuple(store.files)
     return {
         name: HeadTensor(origin_of[name], tensor, files, tuple(moves[number]))
         for number, (name, tensor) in enumerate(virtual.items())
     }
+
+
+def _row_by_row(move: Move) -> list[Move]:
+    """A move with gaps in its source (half of a swapped projection) as one per row: a strided one would read the gaps."""
+    if move.cast is not None or move.width == move.source_stride:
+        return [move]
+    return [some_rows(move, row, 1) for row in range(move.rows)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +12,8 @@ from ...report import Report
 from ...stores.sidecars import sidecars
 from ..spec import EAGLE, EAGLE3, EMBED, FC, FC_BIAS, HEAD, DraftSpec, HeadTensor
 from . import base
-from .eagle import layer_fields
 from .eagle_names import LAYER_NORM, MIDLAYER, QK_NORM, at_layer
+from .layer import dumped, written_layer
 from .maps import made_maps
 from .parts import zeros
 from .targets import Target, count_edits
@@ -25,10 +24,10 @@ LLAMA_EAGLE, QWEN2_EAGLE = "LlamaForCausalLMEagle", "Qwen2ForCausalLMEagle"
 LLAMA_EAGLE3, LATENT_EAGLE3 = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
 FOREIGN = (
     "auto_map",
-    "speculators_config",
-    "speculators_model_type",
+    base.SPECULATORS_CONFIG,
+    base.SPECULATORS_TYPE,
     "speculators_version",
-    "transformer_layer_config",
+    base.LAYER_CONFIG,
 )
 RESTATED = (base.NORM_OUTPUT, base.BEFORE_RESIDUAL, base.BEFORE_FC, base.FC_NORM, base.USE_AUX_NORM, base.AUX_IDS)
 # Classes that hold one MTP layer: SGLang asserts it (DeepSeek, GLM), or lets the last one win (MiMoMTP).
@@ -44,7 +43,7 @@ def write_eagle(spec: DraftSpec, target: Target, report: Report) -> Written:
     config = _config(spec, target, report)
     made = {name: map_ for name, map_ in made_maps(spec).items() if spec.ids or name in spec.tensors}
     kept = {name: entry for name, entry in tensors.items() if name not in made}
-    return Written(FORM, eagle_architecture(spec), _dumped(config), kept, made)
+    return Written(FORM, eagle_architecture(spec), dumped(config), kept, made)
 
 
 def eagle_architecture(spec: DraftSpec) -> str:
@@ -120,20 +119,16 @@ def _name(spec: DraftSpec, name: str) -> str:
 
 
 def _config(spec: DraftSpec, target: Target, report: Report) -> dict[str, Any]:
-    config = {key: value for key, value in layer_fields(spec).items() if key not in (*FOREIGN, *RESTATED)}
+    config = written_layer(spec, (*FOREIGN, *RESTATED))
     config |= {
         "architectures": [eagle_architecture(spec)],
         "model_type": _model_type(spec, config),
-        "num_hidden_layers": spec.num_layers,
-        "num_key_value_heads": spec.num_key_value_heads,
         "vocab_size": spec.vocab_size,
         "max_position_embeddings": _positions(spec, target, report),
         "tie_word_embeddings": spec.tied,
     }
     if not spec.mla:
         config["head_dim"] = spec.head_dim
-    if "rope_theta" not in config and "rope_parameters" not in config:
-        config["rope_theta"] = spec.rope.theta
     if spec.kind == EAGLE3:
         _eagle3_fields(spec, config)
     return config
@@ -180,10 +175,6 @@ def _eagle3_fields(spec: DraftSpec, config: dict[str, Any]) -> None:
     config |= {name: True for name, value in norms.items() if value}
     if FC_BIAS in spec.tensors or "bias" in config:
         config["bias"] = FC_BIAS in spec.tensors
-
-
-def _dumped(config: Mapping[str, Any]) -> bytes:
-    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def write_mtp(spec: DraftSpec, target: Target, report: Report) -> Written:

@@ -10,18 +10,21 @@ from ...report import Report
 from ..spec import Norms
 from .base import (
     AUX_IDS,
+    LAYER_CONFIG,
     NORM_OUTPUT,
+    SPECULATORS_TYPE,
     Flat,
     Format,
     architecture,
     eagle_config,
     flags,
+    nested,
     numbers,
     outputs_of,
+    verifier_of,
 )
 from .containers import Container
 
-SPECULATORS_TYPE, LAYER_CONFIG = "speculators_model_type", "transformer_layer_config"
 ANGELSLIM = ("Eagle3LlamaForCausalLM", "CosyVoice3Eagle3LlamaForCausalLM")
 SGLANG = (
     "LlamaForCausalLMEagle",
@@ -78,16 +81,12 @@ def _sglang(container: Container, report: Report) -> Flat:
 def _speculators(container: Container, report: Report) -> Flat:
     """Ids are indices of hidden_states, that is boundaries; the only format that names its target."""
     config = container.config
-    layer = config.get(LAYER_CONFIG)
-    nested = config.get("speculators_config")
-    verifier = nested.get("verifier") if isinstance(nested, Mapping) else None
-    name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else verifier
     return Flat(
-        layer if isinstance(layer, Mapping) else {},
+        nested(config, LAYER_CONFIG),
         config,
         numbers(config.get(AUX_IDS), container, report),
         flags(config, container, report),
-        str(name or ""),
+        verifier_of(config),
     )
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from ...errors import CkptError
 from ...report import Report
 from ..spec import EAGLE3, EMBED, FC, FC_BIAS, MTP, DraftSpec, HeadTensor
 from . import base, speculators_mtp
-from .eagle import layer_fields
+from .base import LAYER_CONFIG, SPECULATORS_CONFIG, SPECULATORS_TYPE
+from .eagle import FEATURES
 from .eagle_names import O_BIAS, at_layer
+from .layer import dumped, written_layer
 from .maps import made_maps
 from .parts import zeros
-from .sources import LAYER_CONFIG, SPECULATORS_TYPE
 from .targets import Target
 from .writing import Written
 
@@ -58,7 +58,7 @@ def write(spec: DraftSpec, target: Target, report: Report) -> Written:
     _warn_of_embedding(spec, report)
     made = made_maps(spec)
     tensors = {name: entry for name, entry in spec.tensors.items() if name not in made}
-    return Written(FORM, EAGLE3_ARCHITECTURE, _dumped(_eagle3(spec, target)), tensors | _biases(spec), made)
+    return Written(FORM, EAGLE3_ARCHITECTURE, dumped(_eagle3(spec, target)), tensors | _biases(spec), made)
 
 
 def _biases(spec: DraftSpec) -> dict[str, HeadTensor]:
@@ -103,17 +103,15 @@ def _refuse(spec: DraftSpec, report: Report) -> None:
 
 
 def _eagle3(spec: DraftSpec, target: Target) -> dict[str, Any]:
-    layer = {key: value for key, value in layer_fields(spec).items() if key not in OF_THE_HEAD}
+    layer = written_layer(spec, OF_THE_HEAD)
     layer |= {
         "model_type": "qwen3" if spec.qk_norm else "llama",
-        "num_hidden_layers": spec.num_layers,
-        "num_key_value_heads": spec.num_key_value_heads,
         "head_dim": spec.head_dim,
         "attention_bias": spec.qkv_bias,
         "tie_word_embeddings": False,
     }
-    if "rope_theta" not in layer and "rope_parameters" not in layer:
-        layer["rope_theta"] = spec.rope.theta
+    if spec.aux_count != FEATURES:  # vLLM's class for Llama layers counts neither ids at the top level nor columns
+        layer[base.NUM_AUX] = spec.aux_count
     wide = spec.target_hidden_size
     return {
         "architectures": [EAGLE3_ARCHITECTURE],
@@ -134,7 +132,7 @@ def _speculators(kind: str, target: Target) -> dict[str, Any]:
     return {
         SPECULATORS_TYPE: kind,
         "speculators_version": VERSION,
-        "speculators_config": {
+        SPECULATORS_CONFIG: {
             "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [GREEDY],
@@ -151,8 +149,4 @@ def _mtp(spec: DraftSpec, target: Target) -> Written:
         LAYER_CONFIG: dict(layer if isinstance(layer, dict) else target.config),
         **_speculators("mtp", target),
     }
-    return Written(FORM, MTP_ARCHITECTURE, _dumped(config), speculators_mtp.tensors_for(spec))
-
-
-def _dumped(config: dict[str, Any]) -> bytes:
-    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    return Written(FORM, MTP_ARCHITECTURE, dumped(config), speculators_mtp.tensors_for(spec))

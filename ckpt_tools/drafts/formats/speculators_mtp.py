@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ...errors import CkptError, error
 from ...families import family_of
@@ -15,10 +13,10 @@ from ...mapping.rules import Table, hf_shapes
 from ...report import Report, listed
 from ...stores.base import Tensor
 from ..spec import MTP, DraftSpec, HeadTensor, plain
+from .base import LAYER_CONFIG, nested, verifier_of
 from .containers import Container
 from .native import mtp_rules, spec_of
 from .parts import cut, stacked
-from .sources import LAYER_CONFIG
 
 FORM = "speculators"
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # whose MTP tensors are called mtp.*
@@ -43,8 +41,7 @@ def outer_name(native: str) -> str:
 def read(container: Container) -> DraftSpec:
     """Raises CkptError if the layer config is of no family with `mtp.*` tensors."""
     report = Report(list(container.findings))
-    layer = container.config.get(LAYER_CONFIG)
-    fields = Fields(layer if isinstance(layer, Mapping) else {}, f"{container.config_path}: {LAYER_CONFIG}")
+    fields = Fields(nested(container.config, LAYER_CONFIG), f"{container.config_path}: {LAYER_CONFIG}")
     family = family_of(fields)
     if family.name not in FAMILIES:
         raise _not_qwen(family.name, str(container.config_path))
@@ -73,13 +70,7 @@ def read(container: Container) -> DraftSpec:
     spec = spec_of(
         FORM, container.root, container.config_path, container.config, family, dims, variants, table, tensors, report
     )
-    return replace(spec, verifier=_verifier(container.config))
-
-
-def _verifier(config: Mapping[str, Any]) -> str:
-    nested = config.get("speculators_config")
-    verifier = nested.get("verifier") if isinstance(nested, Mapping) else None
-    return str(verifier.get("name_or_path") or "") if isinstance(verifier, Mapping) else ""
+    return replace(spec, verifier=verifier_of(container.config))
 
 
 def _not_qwen(family: str, where: str) -> CkptError:
