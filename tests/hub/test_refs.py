@@ -48,6 +48,20 @@ def test_a_head_from_its_headers_and_small_tensors(
     assert outcomes["lm_head"] == "not checked" and outcomes["draft vocabulary"] == outcomes["values"] == "ok"
 
 
+def test_preflight_takes_headers_of_a_far_head_and_all_of_one_that_is_here(
+    hub: HubServer, head: Path, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("ckpt_tools.refs.SMALL", "ckpt_tools.drafts.checks.values.SMALL"):
+        monkeypatch.setattr(name, 1 << 18)
+    with changed(head / "model.safetensors") as tensors:
+        tensors["midlayer.mlp.up_proj.weight"][:] = float("nan")
+    hub.add(HEAD, head)
+    words = ("preflight", "--target", tmp_path / "target", "--json", "--draft")
+    assert "tensor-not-finite" not in command(*words, HEAD).codes
+    assert hub.served(".safetensors") < (head / "model.safetensors").stat().st_size / 20
+    assert "tensor-not-finite" in command(*words, head, code=1).codes
+
+
 def test_the_findings_are_those_of_a_local_head(hub: HubServer, head: Path, command: Command) -> None:
     with changed(head / "model.safetensors") as tensors:
         tensors["d2t"] += torch.arange(8192)

@@ -152,6 +152,11 @@ CASES: dict[str, tuple[Try, Try, str]] = {
     "flag-missing": (lambda b: b.without("--swiglu"), default, "model flags"),
     "flag-value": (lambda b: b.run("--num-layers 3"), lambda b: b.run("--num-layers 2"), "model flags"),
     "flag-unexpected": (lambda b: b.run("--qk-layernorm"), default, "model flags"),
+    "flag-quoted-twice": (
+        lambda b: b.published("qwen3-next", GDN, """--moe-layer-freq "'([1]*48)'" """),
+        lambda b: b.published("qwen3-next", GDN, '--moe-layer-freq "([1]*48)"'),
+        "model flags",
+    ),
     "padded-vocab": (lambda b: b.run("--make-vocab-size-divisible-by 80"), default, "padded vocabulary"),
     "vocab-too-small": (lambda b: b.run("--padded-vocab-size 39"), default, "padded vocabulary"),
     "padded-vocab-optimizer": (
