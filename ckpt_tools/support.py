@@ -8,7 +8,7 @@ from .families import FAMILIES
 from .families.base import Family
 
 # MiMo-V2: SGLang feeds each of its MTP layers the state before the final norm, with a window; measured on a server only.
-SERVER_ONLY = ("mimo_v2", "bailing_moe", "step3p5", "nemotron_h", "glm4v_moe", "kimi_vl", "step3p7")
+SERVER_ONLY = ("mimo_v2", "nemotron_h")
 MARKDOWN_HEADERS = (
     "family",
     "models",
@@ -26,7 +26,7 @@ MARKDOWN_HEADERS = (
 class FamilySupport:
     """`mtp_field` is the config field that counts MTP layers, "" without; `proof` what the mapping is held against.
 
-    `smoke` says which heads the smoke test runs here: "EAGLE", "EAGLE, MTP" or "EAGLE; MTP by server".
+    `smoke` says which heads the smoke test runs here: "EAGLE", "EAGLE, MTP", "EAGLE; MTP by server" or "by server".
     """
 
     name: str
@@ -68,7 +68,10 @@ def matrix() -> Support:
 
 
 def smoke_of(family: Family) -> str:
-    """EAGLE heads run on every target that transformers loads; MTP layers where its decoder layer is the family's own."""
+    """EAGLE heads run on every target that transformers loads as a causal language model; MTP layers where its decoder layer
+    is the family's own."""
+    if not family.causal:
+        return "by server"
     if family.name in SERVER_ONLY:
         return "EAGLE; MTP by server"
     return "EAGLE, MTP" if family.mtp_field else "EAGLE"

@@ -121,6 +121,7 @@ FAMILY = Family(
     table,
     mtp_field="num_nextn_predict_layers",
     draft_class="BailingMoeForCausalLMNextN",
+    causal=False,
     proof=MTP_LOGITS,
     variants=(
         moe.packing_variant("experts", ("model.layers.{layer}.",)),

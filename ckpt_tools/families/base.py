@@ -71,7 +71,8 @@ class Family:
     is not the language model (vision, audio). `slime_spec` is slime's layer plugin, where it needs one.
     `scale_parts(dims, name)`: parts of a quantised tensor whose scale grids may start anew.
     `exports` are (variant, option) that the way back always takes; `own_quantisation` is a quant_method that the table reads.
-    `proof` says what the mapping is held against (tests/oracles).
+    `causal`: transformers has these model_types as causal language models, or their body under another name, which is what
+    smoke loads. `proof` says what the mapping is held against (tests/oracles).
     """
 
     name: str
@@ -89,6 +90,7 @@ class Family:
     scale_parts: Callable[[Dims, str], int] = _whole
     exports: tuple[tuple[str, str], ...] = ()
     own_quantisation: str = ""
+    causal: bool = True
     proof: str = STATED
 
     def defaults(self) -> dict[str, str]:

@@ -177,5 +177,6 @@ FAMILY = Family(
     table,
     mtp_field="num_nextn_predict_layers",
     draft_class="Step3p5MTP",
+    causal=False,
     proof=GATED_LOGITS,
 )

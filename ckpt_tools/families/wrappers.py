@@ -89,6 +89,7 @@ def wrapped(
         variants=(prefix, *(_spread(variant, layouts) for variant in family.variants)),
         other_towers=towers,
         draft_class="" if name else family.draft_class,
+        causal=family.causal and not name,
         proof=f"as {family.name}; names of transformers' class" if name else family.proof,
     )
 

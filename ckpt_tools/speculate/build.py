@@ -52,14 +52,15 @@ def _check_width(spec: DraftSpec, target: Target) -> None:
 
 
 def _check_family(spec: DraftSpec) -> None:
-    if spec.family is not None and spec.family.name in SERVER_ONLY:
+    if spec.family is not None and (not spec.family.causal or spec.family.name in SERVER_ONLY):
+        windowed = "layers that are fed the state before it and attend within a window"
         raise error(
             CkptError,
             "family-not-run",
             f"MTP layers of {spec.family.name} are not run here",
             where=str(spec.source),
             expected="a family whose MTP layer is transformers' decoder layer, fed the state after the final norm",
-            actual="layers that are fed the state before it and attend within a window",
+            actual=windowed if spec.family.causal else "no causal language model of transformers",
             fix="measure it in the server: `ckpt-tools smoke --server URL`",
         )
 
