@@ -103,9 +103,9 @@ def output_directory(target: Path, nbytes: int, journal: Journal | None = None) 
                 journal.begin()
         with _cleaning(partial, nbytes, journal):
             yield partial
-            if journal is not None:
-                shutil.rmtree(journal.folder)
             _rename(partial, target)
+        if journal is not None:  # only now: a run that is killed between the two has lost nothing
+            shutil.rmtree(target / journal.folder.name, ignore_errors=True)
     finally:
         os.close(lock)
 

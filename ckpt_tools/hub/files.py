@@ -12,7 +12,7 @@ from typing import Any
 
 from ..report import Report, listed
 
-SKIPPED_FOLDERS = frozenset((".git", ".cache", "__pycache__", ".ipynb_checkpoints"))
+SKIPPED_FOLDERS = frozenset((".git", ".cache", ".journal", "__pycache__", ".ipynb_checkpoints"))
 PICKLES = frozenset((".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".distcp", ".joblib", ".dill"))
 PICKLE_START = re.compile(rb"\x80[\x02-\x05]")
 SECRET_FILES = re.compile(

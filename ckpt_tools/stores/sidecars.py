@@ -26,7 +26,7 @@ WEIGHT_SUFFIXES = frozenset(
     )
 )
 INDEX_ENDING = (".index", ".json")
-SKIPPED_FOLDERS = frozenset((".git", ".cache", "__pycache__"))
+SKIPPED_FOLDERS = frozenset((".git", ".cache", ".journal", "__pycache__"))
 MANIFEST = "ckpt-tools.json"
 
 
