@@ -63,7 +63,8 @@ def train(hub: HubServer, tiny: Tiny, command: Command, here: Path) -> None:
 
 
 def publish(hub: HubServer, tiny: Tiny, command: Command, here: Path) -> None:
-    """A target with an EAGLE-3 head that a trainer left, and a run with an MTP layer."""
+    """A target with an EAGLE-3 head that a trainer left, a run with an MTP layer, and an empty registry."""
+    hub.add("ORG/REGISTRY")
     target, head = pair("eagle3", here.parent)
     hub.add("ORG/TARGET", target)
     head.rename(here / "MY_EAGLE3_RUN")

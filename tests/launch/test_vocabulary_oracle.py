@@ -9,8 +9,9 @@ import pytest
 
 import ckpt_tools
 from ckpt_tools.convert import Options, convert
+from tests.oracles.megatron.configs import TRAINING, tiny_config
 from tests.oracles.megatron.run import run_job
-from tests.oracles.megatron.tiny import TRAINING, tiny_config, tiny_tensors, write_folder
+from tests.oracles.megatron.tiny import tiny_tensors, write_folder
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 pytest.importorskip("megatron.core")

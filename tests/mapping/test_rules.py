@@ -101,7 +101,8 @@ def test_no_two_rows_share_a_slot(release: str) -> None:
 
 
 def test_nearly_every_family_has_a_release() -> None:
-    assert len(releases()) >= len(FAMILIES) - 3  # bailing_moe has no list, and the listed configs of two are partial
+    own = [family for family in FAMILIES if family.causal or not family.proof.startswith("as ")]  # not those of others
+    assert len(releases()) >= len(own) - 2  # the listed configs of two are partial
 
 
 def test_a_spelled_axis_is_in_the_name_and_another_is_a_leading_dimension() -> None:
