@@ -40,7 +40,7 @@ class Plan:
     drift: int = 200
     batch: int = 1
     layers: int = 10
-    drift_rate: float = 1e-4
+    drift_rate: float = 3e-4
     rounds: int = 10
     prompts: int = 8
     updates: int = 8
