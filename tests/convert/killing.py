@@ -87,7 +87,7 @@ def main() -> None:
     runs = []
     for kill in [*json.loads(kills), sys.maxsize]:
         runs.append(forked(Path(source), Path(target), chosen, kill))
-        if runs[-1][0] == 0:
+        if runs[-1][0] == 0 or Path(target).exists():  # one that died after the last rename has left a whole output
             break
     print(json.dumps(runs))
 
