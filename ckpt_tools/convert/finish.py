@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..engine.journal import FOLDER
 from ..families.base import HF as HF_SIDE
 from ..families.edits import dtype_edits, edited_config, mtp_edits, quantisation_removals
 from ..model import HF_COPY, Model
@@ -15,7 +14,7 @@ from ..reference import BLOCK_SCALE
 from ..stores.checksums import CHECKSUMS, checksums, files_below
 from ..stores.dtypes import BY_NAME
 from ..stores.hf_folder import CONFIG
-from ..stores.sidecars import MANIFEST, copy_sidecars
+from ..stores.sidecars import JOURNAL, MANIFEST, copy_sidecars
 from ..stores.torch_dist.reader import TorchDist
 from .companions import Companions
 from .options import Options
@@ -34,7 +33,7 @@ def finish(
     copy_sidecars(companions.folder, folder, companions.files)
     manifest = {"written_by": f"ckpt-tools {__version__}"} | ({} if to_hf else _manifest(model, plan, duplicates))
     if options.checksums:
-        manifest[CHECKSUMS] = checksums(root, files_below(root, folder / MANIFEST, but=FOLDER))
+        manifest[CHECKSUMS] = checksums(root, files_below(root, folder / MANIFEST, but=JOURNAL))
     if options.checksums or not to_hf:
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 

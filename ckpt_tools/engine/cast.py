@@ -138,9 +138,8 @@ def _as_halves(values: torch.Tensor, dtype: str) -> tuple[torch.Tensor, float]:
     """
     import torch
 
-    wide = _scratch.take("wide", torch.int16, *values.shape).copy_(
-        values.view(torch.int8)
-    )  # the sign fills the upper byte
+    # as int8, the sign fills the upper byte
+    wide = _scratch.take("wide", torch.int16, *values.shape).copy_(values.view(torch.int8))
     if dtype == "F8_E5M2":
         return wide.mul_(256).view(torch.float16), 1.0
     nan = torch.bitwise_and(values, 0x7F, out=_scratch.take("nan", torch.uint8, *values.shape)).eq_(0x7F)

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 from .. import __version__
 from ..errors import CkptError, OutputExists, error
 from ..report import listed
+from ..stores.sidecars import JOURNAL as FOLDER
 from .background import beside
 from .program import Program, Task, files_of
 
-FOLDER = ".journal"
 PLAN = "plan.json"
 MARKS = "marks-"
 WRITTEN, DURABLE = 1, 2

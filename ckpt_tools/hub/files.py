@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..report import Report, listed
+from ..stores import sidecars
 
-SKIPPED_FOLDERS = frozenset((".git", ".cache", ".journal", "__pycache__", ".ipynb_checkpoints"))
+SKIPPED_FOLDERS = sidecars.SKIPPED_FOLDERS | {".ipynb_checkpoints"}
 PICKLES = frozenset((".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".distcp", ".joblib", ".dill"))
 PICKLE_START = re.compile(rb"\x80[\x02-\x05]")
 SECRET_FILES = re.compile(

@@ -26,7 +26,8 @@ WEIGHT_SUFFIXES = frozenset(
     )
 )
 INDEX_ENDING = (".index", ".json")
-SKIPPED_FOLDERS = frozenset((".git", ".cache", ".journal", "__pycache__"))
+JOURNAL = ".journal"  # of a run that is going on, or that died after its last rename
+SKIPPED_FOLDERS = frozenset((".git", ".cache", JOURNAL, "__pycache__"))
 MANIFEST = "ckpt-tools.json"
 
 
