@@ -21,7 +21,8 @@ def check_hf(
     folder: HfFolder,
     table: Table,
     expected: Mapping[str, Shape],
-    what: str,
+    family: str,
+    mtp: int,
     scales: set[str],
     towers: tuple[tuple[str, ...], ...],
 ) -> list[str]:
@@ -44,9 +45,9 @@ def check_hf(
             fix="fetch the checkpoint again; if the model is tied, correct config.json",
         )
     elif missing:
-        _missing(report, missing, where, what)
+        _missing(report, missing, where, _named(family, mtp))
     if extra := sorted(others - set(apart)):
-        _extra(report, extra, where, what)
+        _extra(report, extra, where, _named(family, mtp))
     _check_rounded(report, where, tensors, hf_shapes(_pinned(table)))
     if dropped := [name for name in table.recomputed if name in tensors]:
         report.note(
@@ -72,7 +73,7 @@ def in_tower(name: str, towers: Iterable[tuple[str, ...]]) -> bool:
     return any(segments[: len(root)] == root for root in towers)
 
 
-def check_megatron(store: TorchDist, table: Table, detected: Detected, what: str) -> None:
+def check_megatron(store: TorchDist, table: Table, detected: Detected, family: str, mtp: int) -> None:
     """Report mixed naming, missing, extra and mis-shaped tensors. Other spellings of a tensor may be there as well."""
     report, where, keys = store.report, str(store.root), store.model_keys
     for kind, values in detected.mixed.items():
@@ -89,21 +90,21 @@ def check_megatron(store: TorchDist, table: Table, detected: Detected, what: str
         expected |= megatron_shapes(rule, detected.naming.template(rule))
     aliases = alias_names(table, detected.naming)
     if missing := [name for name in expected if name not in keys]:
-        _missing(report, missing, where, what)
+        _missing(report, missing, where, _named(family, mtp))
     extra = sorted(keys - expected.keys() - aliases.keys())
     known = _mtp_numbers(table)
     heads = [name for name in extra if in_tower(name, (MTP_LAYERS,)) and (*name.split("."), "")[2] not in known]
     if heads:
         report.error(
             MTP_UNMAPPED,
-            f"{len(heads)} tensors are of MTP layers for which {what.split()[0]} has no names in Hugging Face",
+            f"{len(heads)} tensors are of MTP layers for which {family} has no names in Hugging Face",
             where=where,
             expected=f"MTP layers {listed(sorted(known)) or 'of a family whose releases have them'}",
             actual=listed(heads),
             fix="--mtp drop leaves MTP layers out; nobody would load them under names of our own",
         )
     if strangers := sorted(set(extra) - set(heads)):
-        _extra(report, strangers, where, what)
+        _extra(report, strangers, where, _named(family, mtp))
     for name, shape in expected.items():
         if name in keys and store.contents.tensors[name].shape != shape:
             shape_differs(report, name, where, shape, store.contents.tensors[name].shape)
@@ -183,6 +184,10 @@ def _check_states(store: TorchDist, table: Table, stacked: bool) -> None:
             actual=f"absent: {listed(absent)}",
             fix="the weights are complete; where Megatron insists, convert to Hugging Face and back",
         )
+
+
+def _named(family: str, mtp: int) -> str:
+    return f"{family} with {mtp} MTP layers"
 
 
 def _missing(report: Report, names: list[str], where: str, what: str) -> None:

@@ -172,8 +172,8 @@ def _describe_hf(model: Model, folder: HfFolder) -> None:
         lambda name: model.family.scale_parts(model.dims, name),
         model.family.own_quantisation,
     )
-    what = f"{model.family.name} with {model.mtp} MTP layers"
-    model.towers = check_hf(folder, model.table, expected, what, scale_names(folder), model.family.other_towers)
+    family, scales = model.family, scale_names(folder)
+    model.towers = check_hf(folder, model.table, expected, family.name, model.mtp, scales, family.other_towers)
 
 
 def _describe_torch_dist(model: Model, store: TorchDist, variants: Variants) -> None:
@@ -187,7 +187,7 @@ def _describe_torch_dist(model: Model, store: TorchDist, variants: Variants) -> 
     model.mtp = _count_mtp(model, keys, store.report)
     model.table = model.table_with(model.mtp, model.stored_vocab)
     model.detected = detect(model.table, keys)
-    check_megatron(store, model.table, model.detected, f"{model.family.name} with {model.mtp} MTP layers")
+    check_megatron(store, model.table, model.detected, model.family.name, model.mtp)
     if model.mtp and HALVES in model.chosen and HALVES not in {**variants, **recorded}:
         _check_halves(model, store)
 

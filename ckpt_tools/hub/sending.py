@@ -117,6 +117,7 @@ def _sending(where: str) -> Iterator[None]:
             "upload-failed",
             "the upload was interrupted; the repository is as it was",
             where=where,
+            expected="every file and one commit",
             actual=found.findings[0].actual,
             fix="run the same command again: only what is missing is sent",
         ) from problem
