@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CkptError, error
 from ..refs import HUB_PREFIX
-from ..refs.client import Unreachable, quieten, translation
+from ..refs.client import Unreachable, quieten, translated
 from ..report import listed
 from .files import Check
 from .options import Options
@@ -103,22 +103,16 @@ def _check_arrived(parcel: Parcel, made: Pushed, there: Mapping[str, Any], where
 def _sending(where: str) -> Iterator[None]:
     """Failures on the way, with the word that nothing has to be sent twice."""
     try:
-        yield
-    except CkptError:
-        raise
-    except Exception as problem:
-        found = translation(problem, where)
-        if found is None:
-            raise
-        if not isinstance(found, Unreachable):
-            raise found from problem
+        with translated(where):
+            yield
+    except Unreachable as problem:
         raise error(
             CkptError,
             "upload-failed",
             "the upload was interrupted; the repository is as it was",
             where=where,
             expected="every file and one commit",
-            actual=found.findings[0].actual,
+            actual=problem.findings[0].actual,
             fix="run the same command again: only what is missing is sent",
         ) from problem
 

@@ -9,12 +9,11 @@ Beside each folder lie its answers: logits of two steps (answers.py).
 """
 
 import json
-import sys
 import warnings
-from pathlib import Path
 
 import torch
 from answers import ROWS, compared, hidden_of, ids_of, keep, randomise
+from job import run
 from safetensors.torch import load_file
 
 warnings.filterwarnings("ignore")
@@ -98,19 +97,11 @@ def load(folder, target):
     return model, found
 
 
-def main():
-    if sys.argv[1] == "make":
-        make(Path(sys.argv[2]), Path(sys.argv[3]))
-        return 0
-    for name in sys.argv[3:]:
-        try:
-            model, found = load(Path(name), Path(sys.argv[2]))
-            answer(model, name)
-        except Exception as problem:
-            found = {"error": f"{type(problem).__name__}: {problem}"}
-        print(json.dumps({"folder": name, **found}), flush=True)
-    return 0
+def judge(folder, target):
+    model, found = load(folder, target)
+    answer(model, folder)
+    return found
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(make, judge, context=1)

@@ -8,14 +8,12 @@
 Beside each head lie its answers: logits of two steps (answers.py).
 """
 
-import json
-import sys
 import warnings
-from pathlib import Path
 
 import stand_ins
 import torch
 from answers import ROWS, compared, hidden_of, ids_of, keep, randomise
+from job import run
 from safetensors.torch import load_file
 
 warnings.filterwarnings("ignore")
@@ -121,18 +119,5 @@ def load(folder):
     return found
 
 
-def main():
-    if sys.argv[1] == "make":
-        make(Path(sys.argv[2]), Path(sys.argv[3]))
-        return 0
-    for name in sys.argv[2:]:
-        try:
-            found = load(Path(name))
-        except Exception as problem:
-            found = {"error": f"{type(problem).__name__}: {problem}"}
-        print(json.dumps({"folder": name, **found}), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(make, load)
