@@ -121,6 +121,25 @@ def assert_same(found: Tensors, expected: Tensors) -> None:
     assert [name for name in expected if not same_bits(found[name], expected[name])] == []
 
 
+def dequantised(tensors: Tensors, block: tuple[int, int] | str, dtype: torch.dtype = torch.bfloat16) -> Tensors:
+    """A float8 checkpoint (`block` of rows and columns, or "channel") without quantisation, by torch."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float8_e4m3fn:
+            if not name.endswith((".weight_scale", ".weight_scale_inv")):
+                found[name] = tensor
+            continue
+        if block == "channel":
+            scale = tensors[f"{name}_scale"].float()
+        else:
+            rows, columns = block
+            grid = tensors[f"{name}_scale_inv"].float()
+            scale = grid.repeat_interleave(int(rows), 0).repeat_interleave(int(columns), 1)
+            scale = scale[: tensor.shape[0], : tensor.shape[1]]
+        found[name] = (tensor.float() * scale).to(dtype)
+    return found
+
+
 def tree(root: Path) -> dict[str, bytes]:
     """Every file below a folder with its bytes."""
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}

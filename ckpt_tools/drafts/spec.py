@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..engine.moves import Located, Move, box_moves
+from ..engine.moves import Located, Move, Scale, box_moves
 from ..engine.view import View, handles_for
 from ..errors import CkptError, Finding
 from ..families.base import NONE, Family, Variants
 from ..families.dims import Dims, Mla, Rope
+from ..quantised import SUFFIXES
 from ..stores.base import Chunk, Tensor
 
 MTP, EAGLE, EAGLE3 = "mtp", "eagle", "eagle3"
@@ -30,13 +31,15 @@ class HeadTensor:
     """A tensor of a head: its name in the source, and how its bytes are read.
 
     `tensor.dtype` and `tensor.shape` are what the head means; `moves` build those bytes from offset 0 out of `files`
-    (a plain copy for most, an arrangement for what Megatron stores fused).
+    (a plain copy for most, an arrangement for what Megatron stores fused). `scale`: what a float8 tensor's values are times;
+    it is a tensor of the head as well.
     """
 
     source: str
     tensor: Tensor
     files: tuple[Path, ...]
     moves: tuple[Move, ...]
+    scale: Scale | None = None
 
     @property
     def dtype(self) -> str:
@@ -155,6 +158,13 @@ class DraftSpec:
             digest.update(entry.read())
         return f"sha256:{digest.hexdigest()}"
 
+    def dequantised(self) -> DraftSpec:
+        """The same head with its float8 tensors as bfloat16, as a conversion to torch-dist makes them, and without scales."""
+        scaled = [name for name, entry in self.tensors.items() if entry.scale]
+        scales = {name + suffix for name in scaled for suffix in SUFFIXES}
+        plain_ones = {name: entry for name, entry in self.tensors.items() if name not in scales}
+        return replace(self, tensors=plain_ones | {name: _in_bfloat16(self.tensors[name]) for name in scaled})
+
     def raise_errors(self) -> None:
         if errors := self.errors:
             raise CkptError(*errors)
@@ -164,12 +174,23 @@ def _integers(entry: HeadTensor) -> array[int]:
     return array({"I64": "q", "I32": "i"}[entry.dtype], entry.read())
 
 
-def plain(name: str, tensor: Tensor, files: tuple[Path, ...]) -> HeadTensor:
+def plain(name: str, tensor: Tensor, files: tuple[Path, ...], scale: Scale | None = None) -> HeadTensor:
     """A stored tensor as it is, under a canonical name."""
-    origin = (0,) * len(tensor.shape)
-    here, there = Located(list(tensor.chunks), tensor.dtype), Located([Chunk(0, 0, origin, tensor.shape)], tensor.dtype)
-    moves = tuple(box_moves((here, origin), (there, origin), tensor.shape))
-    return HeadTensor(tensor.name, tensor._replace(name=name), files, moves)
+    moves = _moves(Located(list(tensor.chunks), tensor.dtype), tensor.dtype, tensor.shape)
+    return HeadTensor(tensor.name, tensor._replace(name=name), files, moves, scale)
+
+
+def _in_bfloat16(entry: HeadTensor) -> HeadTensor:
+    """A stored float8 tensor times its scales."""
+    made = entry.tensor._replace(dtype="BF16")
+    moves = _moves(Located(list(entry.tensor.chunks), entry.dtype, entry.scale), made.dtype, made.shape)
+    return HeadTensor(entry.source, made, entry.files, moves)
+
+
+def _moves(source: Located, dtype: str, shape: tuple[int, ...]) -> tuple[Move, ...]:
+    """A whole stored tensor, as `dtype`, to offset 0."""
+    origin = (0,) * len(shape)
+    return tuple(box_moves((source, origin), (Located([Chunk(0, 0, origin, shape)], dtype), origin), shape))
 
 
 def open_draft(path: Path, hf_config: Path | None = None, form: str | None = None) -> DraftSpec:

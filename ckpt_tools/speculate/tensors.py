@@ -5,9 +5,6 @@ from __future__ import annotations
 import torch
 
 from ..drafts.spec import DraftSpec, HeadTensor
-from ..errors import CkptError, error
-from ..quantised import FLOAT8
-from ..report import listed
 from ..stores.dtypes import BY_NAME
 
 
@@ -18,21 +15,10 @@ def to_torch(entry: HeadTensor) -> torch.Tensor:
 
 
 def read_head(spec: DraftSpec, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Every tensor under its canonical name (see DraftSpec); floats in `dtype`, integers as they are.
+    """Every tensor by its canonical name (see DraftSpec), float8 dequantised; floats in `dtype`, integers as they are.
 
-    Raises CkptError for a head whose findings say that it cannot serve, and for a quantised one.
+    Raises CkptError for a head whose findings say that it cannot serve.
     """
     spec.raise_errors()
-    quantised = [name for name, entry in spec.tensors.items() if entry.dtype in FLOAT8]
-    if quantised:
-        raise error(
-            CkptError,
-            "head-quantised",
-            "the head is stored in float8, which is not run here",
-            where=str(spec.source),
-            expected="bfloat16, float16 or float32",
-            actual=listed(quantised, 3),
-            fix="dequantise the model: `ckpt-tools convert` to torch-dist and back, then extract the head",
-        )
-    read = {name: to_torch(entry) for name, entry in spec.tensors.items()}
+    read = {name: to_torch(entry) for name, entry in spec.dequantised().tensors.items()}
     return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in read.items()}

@@ -92,7 +92,7 @@ def tune(job: Job, said: Said = lambda done: None) -> Outcome[TunedHead]:
     and checkpoints stay."""
     for other in (job.target, job.draft):
         check_target(other, job.out, job.writing.overwrite, is_written_head)
-    spec = open_draft(job.draft, job.hf_config, job.writing.form)
+    spec = open_draft(job.draft, job.hf_config, job.writing.form).dequantised()
     goal = read_target(job.target, job.writing.target_name)
     planned = write_head(spec, job.out, goal, replace(job.writing, dry_run=True))  # what cannot be written is not tuned
     report = Report(list(planned.findings))

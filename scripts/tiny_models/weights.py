@@ -42,7 +42,8 @@ def block_quantised(
     whole = torch.zeros(grid[0] * rows, grid[1] * columns)
     whole[: value.shape[0], : value.shape[1]] = value
     tiles = whole.view(grid[0], rows, grid[1], columns)
-    scales = (tiles.abs().amax(dim=(1, 3)) / torch.finfo(torch.float8_e4m3fn).max).to(scale_dtype)
+    largest = tiles.abs().amax(dim=(1, 3))
+    scales = torch.where(largest == 0, 1, largest / torch.finfo(torch.float8_e4m3fn).max).to(scale_dtype)
     scaled = (tiles / scales.float()[:, None, :, None]).clamp(-448, 448).view_as(whole)
     return scaled[: value.shape[0], : value.shape[1]].to(torch.float8_e4m3fn), scales
 

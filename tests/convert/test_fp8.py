@@ -18,6 +18,7 @@ from tests.checkpoints import (
     changed,
     changed_config,
     config_of,
+    dequantised,
     hf_tensors,
     holders,
     megatron_tensors,
@@ -42,25 +43,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", {"fp8": (13, 11), "shards": 5}),
     "qwen3_5_moe": ("qwen3_5_moe_text", {"fp8": (16, 16), "expert_layout": "per-expert"}),
 }
-
-
-def dequantised(tensors: Tensors, block: tuple[int, int] | str, dtype: torch.dtype = torch.bfloat16) -> Tensors:
-    """The same checkpoint without quantisation, by torch."""
-    found: Tensors = {}
-    for name, tensor in tensors.items():
-        if tensor.dtype != FLOAT8:
-            if not name.endswith((".weight_scale", ".weight_scale_inv")):
-                found[name] = tensor
-            continue
-        if block == "channel":
-            scale = tensors[f"{name}_scale"].float()
-        else:
-            rows, columns = block
-            grid = tensors[f"{name}_scale_inv"].float()
-            scale = grid.repeat_interleave(int(rows), 0).repeat_interleave(int(columns), 1)
-            scale = scale[: tensor.shape[0], : tensor.shape[1]]
-        found[name] = (tensor.float() * scale).to(dtype)
-    return found
 
 
 def expected(config: dict[str, Any], hf: Tensors) -> Tensors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ...engine.moves import Move, Side, link, some_rows
+from ...engine.moves import Move, Scale, Side, link, some_rows
 from ...families import family_of
 from ...families.base import HF, Family, Variants
 from ...families.config import Fields
@@ -57,13 +57,14 @@ def read_native(container: Container) -> DraftSpec | None:
     shapes = hf_shapes(Table(mtp_rules(table)))
     present = {name: container.tensors[name] for name in shapes if name in container.tensors}
     modules = [name.removesuffix(WEIGHT) for name in shapes if name.endswith(WEIGHT)]
+    scales: dict[str, Scale] = {}
     if not refuse_packed(container, present, modules, report, float8=True):
         _check(container, shapes, report) if 0 in layers else _misplaced(container, dims, layers, report)
-        _check_scales(container, family, dims, present, report)
+        scales = _scales(container, family, dims, present, report)
     _check_count(container, family, declared, len(layers), report)
-    scales = {name + s for name in present for s in SUFFIXES if name + s in container.tensors}
-    present |= {name: container.tensors[name] for name in sorted(scales)}
-    tensors = {name: plain(name, tensor, container.files) for name, tensor in present.items()}
+    beside = {name + s for name in present for s in SUFFIXES if name + s in container.tensors}
+    present |= {name: container.tensors[name] for name in sorted(beside)}
+    tensors = {name: plain(name, tensor, container.files, scales.get(name)) for name, tensor in present.items()}
     return spec_of(
         FORM, container.root, container.config_path, container.config, family, dims, variants, table, tensors, report
     )
@@ -103,14 +104,15 @@ def _misplaced(container: Container, dims: Dims, layers: set[int], report: Repor
     )
 
 
-def _check_scales(
+def _scales(
     container: Container, family: Family, dims: Dims, present: Mapping[str, Tensor], report: Report
-) -> None:
-    """Every float8 weight has its scale. A bf16 layer in a quantised target, of whatever method, has none."""
+) -> dict[str, Scale]:
+    """The scale of every float8 weight. A bf16 layer in a quantised target, of whatever method, has none."""
     quantised = {name: tensor.shape for name, tensor in present.items() if tensor.dtype in FLOAT8}
-    if quantised:
-        folder = HfFolder(container.root, list(container.files), dict(container.tensors), None, report)
-        read_scales(folder, container.config, quantised, lambda name: family.scale_parts(dims, name))
+    if not quantised:
+        return {}
+    folder = HfFolder(container.root, list(container.files), dict(container.tensors), None, report)
+    return read_scales(folder, container.config, quantised, lambda name: family.scale_parts(dims, name))
 
 
 def _check_count(container: Container, family: Family, declared: int, found: int, report: Report) -> None:
