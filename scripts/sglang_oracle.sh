@@ -2,7 +2,7 @@
 # The real sglang as judge of exported draft heads, on CPU:
 #   scripts/sglang_oracle.sh setup          build its environment (about 4 minutes and 3.3 GB; nothing if it is there)
 #   scripts/sglang_oracle.sh check DIR...   load heads through sglang's own classes, one JSON object per line
-#   scripts/sglang_oracle.sh serve TARGET EAGLE|EAGLE3 DRAFT --port N [--steps K]   its HTTP server, for `smoke --server`
+#   scripts/sglang_oracle.sh serve TARGET EAGLE|EAGLE3 DRAFT --port N [...]   its HTTP server, for `smoke --server`
 # The environment is $SGLANG_VENV, by default build/sglang-venv.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -36,7 +36,7 @@ setup() {
 
 inside() {
   [ -e "$ready" ] || fail "it was never set up (scripts/sglang_oracle.sh setup)"
-  SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1 PYTHONPATH=scripts/sglang_oracle/stand_ins exec "$venv/bin/python" "$@"
+  SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 PYTHONPATH=scripts/sglang_oracle/stand_ins exec "$venv/bin/python" "$@"
 }
 
 case "${1:-}" in

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ..errors import ExitCode, Finding
+from ..errors import ExitCode, Finding, UsageProblem, error
 from ..refs import resolve
 from ..report import Outcome
 from .options import talking
@@ -22,9 +22,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 @click.command("smoke")
 @click.argument("target")
 @click.argument("draft", required=False)
-@click.option(
-    "--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Draft tokens per verification."
-)
+@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Draft steps per verification.")
+@click.option("--topk", type=click.IntRange(min=1), default=1, help="Drafts per step; above 1 they make a tree (1).")
+@click.option("--draft-tokens", type=click.IntRange(min=2), metavar="N", help="Size of the tree, its root included.")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest text.")
 @click.option("--prompts", default="builtin", show_default=True, metavar="FILE|builtin", help="What is decoded.")
 @click.option("--first", type=click.IntRange(min=1), metavar="N", help="Only the first N prompts.")
@@ -51,6 +51,8 @@ def command(
     target: str,
     draft: str | None,
     steps: int,
+    topk: int,
+    draft_tokens: int | None,
     max_new_tokens: int,
     prompts: str,
     first: int | None,
@@ -78,9 +80,29 @@ def command(
     from ..speculate.smoke import Options, smoke
     from ..speculate.verification import Sampling
 
+    if register and topk > 1:
+        raise error(
+            UsageProblem,
+            "register-tree",
+            "the registry records the accept length of a chain",
+            expected="--topk 1 with --register",
+            actual=f"--topk {topk}",
+            fix="measure a chain for the registry",
+        )
     before = read_report(baseline) if baseline else None
     sampling = Sampling(temperature, top_k, top_p, method, seed)
-    options = Options(steps, max_new_tokens, prompts, first, device, dtype, sampling, depths)
+    options = Options(
+        steps,
+        max_new_tokens,
+        prompts,
+        first,
+        device,
+        dtype,
+        sampling,
+        depths,
+        topk=topk,
+        num_draft_tokens=draft_tokens,
+    )
     folder = resolve(target)
     head = resolve(draft) if draft else folder
     outcome: Outcome[SmokeReport]

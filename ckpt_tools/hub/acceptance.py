@@ -90,7 +90,8 @@ def section(smoke: Smoke) -> str:
         *((f"share of verifications that accepted {i} or more", f"{v:.3f}") for i, v in _positions(smoke)),
         ("same text as the target alone", lossless),
     ]
-    known = ("steps", "prompts", "max_new_tokens", "method", "temperature", "dtype", "device")
+    tree = ("topk", "num_draft_tokens") if setting.get("topk", 1) > 1 else ()
+    known = ("steps", *tree, "prompts", "max_new_tokens", "method", "temperature", "dtype", "device")
     how = ", ".join(f"{name} {setting[name]}" for name in known if name in setting)
     picture = f"![{TITLE}: {', '.join(f'{v:.1%}' for _, v in _positions(smoke))}]({PLOT})"
     text = table(("metric", "value"), rows)

@@ -155,7 +155,9 @@ def _serving(facts: Facts) -> str:
 def serving_lines(facts: Facts) -> dict[str, str]:
     """Command lines of the servers that load the head, by server; none where nothing was verified."""
     subject = facts.subject
-    steps = int(facts.smoke.get("setting", {}).get("steps") or STEPS)
+    setting = facts.smoke.get("setting", {})
+    steps, topk = int(setting.get("steps") or STEPS), int(setting.get("topk") or 1)
+    tokens = int(setting.get("num_draft_tokens") or steps + 1)
     target = facts.base_model if subject.what == HEAD else facts.repository
     found = {}
     if SGLANG in subject.servers:
@@ -166,7 +168,7 @@ def serving_lines(facts: Facts) -> dict[str, str]:
         if subject.what == HEAD:
             words.append(f"--speculative-draft-model-path {facts.repository}")
         words.append(
-            f"--speculative-num-steps {steps} --speculative-eagle-topk 1 --speculative-num-draft-tokens {steps + 1}"
+            f"--speculative-num-steps {steps} --speculative-eagle-topk {topk} --speculative-num-draft-tokens {tokens}"
         )
         found["SGLang"] = " \\\n  ".join(words)
     if VLLM in subject.servers and subject.kind in METHOD:

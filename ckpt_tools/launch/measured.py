@@ -41,13 +41,15 @@ def read_report(path: Path) -> Measured:
     loaded = read_json(path)
     found = loaded["result"] if isinstance(loaded.get("result"), dict) else loaded
     try:
+        if found["setting"].get("topk", 1) != 1:
+            raise ValueError("it measured trees, and what is chosen here is the depth of a chain")
         for part, names in NEEDED.items():
             for name in names:
                 found[part][name]
         return Measured(
             str(found["kind"]), str(found["setting"]["device"]), _gains(found["timing"], found["acceptance"])
         )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as problem:
+    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as problem:
         raise error(
             CkptError,
             "smoke-report",
@@ -55,7 +57,7 @@ def read_report(path: Path) -> Measured:
             where=str(path),
             expected="what `smoke --json` prints: timing.{draft,verify,target,overhead}, acceptance.by_position",
             actual=f"{type(problem).__name__}: {problem}",
-            fix="run smoke with --depths 1 or more, and with --steps as deep as you think of going",
+            fix="run smoke with --topk 1, with --depths 1 or more, and with --steps as deep as you think of going",
         ) from problem
 
 

@@ -12,7 +12,7 @@ from ..stores.hf_folder import read_json
 from .results import Setting, SmokeReport
 
 FALL = 0.05  # share of the accepted drafts per step that may be lost before it is an error
-COMPARED = ("steps", "max_new_tokens", "prompts", "method", "temperature")
+COMPARED = ("steps", "topk", "num_draft_tokens", "max_new_tokens", "prompts", "method", "temperature")
 
 
 def read_report(path: Path) -> SmokeReport:

@@ -8,32 +8,13 @@ further on, so that its last k rows hang on drafts and are made again every time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from .draft import Choose, Draft
 from .head import Head, HeadOutput, causal_mask
-
-Choose = Callable[[Tensor], tuple[int, Tensor | None]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Draft:
-    """`tokens` are target ids; `probs [k, V]` the distributions they were drawn from, None where they are the likeliest."""
-
-    tokens: list[int]
-    probs: Tensor | None = None
-
-
-def likeliest(head: Head) -> Choose:
-    """The argmax of the draft vocabulary."""
-
-    def choose(logits: Tensor) -> tuple[int, Tensor | None]:
-        return int(head.target_ids(logits.argmax(-1))), None
-
-    return choose
 
 
 class Chain:
@@ -68,13 +49,31 @@ class Chain:
                 row = self._settle(step, tokens)
             elif step:
                 assert row is not None, "no certain row yet"
-                row = self._run(0, row.hidden[:, -1:], tokens[-1:], self._rows + step - 1)
+                row = self.lanes(row.hidden[:, -1:], tokens[-1:], step)
             assert row is not None, "no certain row yet"
             token, distribution = choose(self.head.logits(row.features[:, -1])[0])
             tokens.append(token)
             if distribution is not None:
                 probs.append(distribution)
         return Draft(tokens, torch.stack(probs) if probs else None)
+
+    @property
+    def last(self) -> HeadOutput:
+        """The rows that the last certain tokens gave; the last one drafts."""
+        assert self._last is not None, "no certain row yet"
+        return self._last
+
+    def lanes(self, hidden: Tensor, tokens: Sequence[int], step: int) -> HeadOutput:
+        """One row for each of `tokens`, all at the place of draft step `step` (from 1); `hidden [1, lanes, h]` is fed to them.
+
+        A row sees the certain rows, those of its own lane in the steps before, and itself.
+        """
+        count = len(tokens)
+        position = torch.full((1, count), self._rows + step - 1, device=hidden.device)
+        ids = torch.tensor([list(tokens)], device=hidden.device)
+        embeds = self.head.embed(ids)
+        made: HeadOutput = self.head(hidden, embeds, position, self._cache, lane_mask(self._cached[0], step, embeds), 0)
+        return made
 
     def _settle(self, layer: int, drafted: Sequence[int]) -> HeadOutput:
         """Layer `layer` over every row that it has not settled; its last `layer` rows have drafts for tokens."""
@@ -108,3 +107,13 @@ class Chain:
         mask = causal_mask(len(tokens), start, embeds)
         row: HeadOutput = self.head(hidden, embeds, positions, self._cache, mask, layer)
         return row
+
+
+def lane_mask(certain: int, step: int, like: Tensor) -> Tensor:
+    """`[1, 1, lanes, certain + step * lanes]`: 0 for certain rows and those of the same lane, the lowest number elsewhere;
+    `like [1, lanes, h]`."""
+    lanes = like.shape[1]
+    own = torch.eye(lanes, dtype=torch.bool, device=like.device).repeat(1, step)
+    seen = torch.cat([own.new_ones(lanes, certain), own], dim=1)
+    mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
+    return mask.masked_fill(~seen, torch.finfo(like.dtype).min)[None, None]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 class Counters:
     """Verifications and what they accepted. `histogram[a]` counts verifications that accepted a drafts.
 
+    At most `steps` are accepted of the `drafts` that each verification is given; 0 stands for a chain of as many.
     `tokens` are those emitted, one per prompt before any verification included. As in SGLang, a verification that runs
     past the end of a text counts whole.
     """
@@ -20,14 +21,16 @@ class Counters:
     proposed: int = 0
     tokens: int = 0
     histogram: list[int] = field(default_factory=list)
+    drafts: int = 0
 
     def __post_init__(self) -> None:
         self.histogram = self.histogram or [0] * (self.steps + 1)
+        self.drafts = self.drafts or self.steps
 
     def count(self, accepted: int) -> None:
         self.verifications += 1
         self.accepted += accepted
-        self.proposed += self.steps
+        self.proposed += self.drafts
         self.histogram[accepted] += 1
 
     @property

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .chain import Chain, Choose, Draft, likeliest
+from .chain import Chain
 from .counters import Counters
+from .draft import Choose, Draft, likeliest
 from .head import Head
 from .target import Run, Target
+from .tree import Shape, chain_of, grow
 from .verification import GREEDY, Sampling, distribution, draw, verifier
 
 
@@ -84,9 +86,11 @@ def speculative(
     limits: Limits,
     counters: Counters,
     sampling: Sampling = GREEDY,
+    shape: Shape | None = None,
 ) -> Decoded:
-    """Draft `counters.steps` tokens, verify them in one pass of the target, go on after the last that it keeps."""
-    return finished(speculative_steps(target, head, prompt, limits, counters, sampling))
+    """Draft a chain of `counters.steps` tokens, or a tree of `shape`; verify it in one pass of the target, go on after the last
+    token that it keeps."""
+    return finished(speculative_steps(target, head, prompt, limits, counters, sampling, shape))
 
 
 def finished(steps: Iterator[Decoded]) -> Decoded:
@@ -128,7 +132,9 @@ def speculative_steps(
     limits: Limits,
     counters: Counters,
     sampling: Sampling = GREEDY,
+    shape: Shape | None = None,
 ) -> Iterator[Decoded]:
+    shape = shape or chain_of(counters.steps)
     generator = torch.Generator().manual_seed(sampling.seed)
     verify, choose = verifier(sampling, generator), chooser(head, sampling, generator, target.vocab_size)
     clock, run, chain = Clock(target.device), Run(target, head.boundaries), Chain(head)
@@ -141,19 +147,19 @@ def speculative_steps(
     yield out
     while not ended:
         started = clock()
-        draft = chain.draft(counters.steps, choose)
+        draft = chain.draft(shape.steps, choose) if shape.chain else grow(chain, shape)
         drafted = clock()
-        hidden, features = run.feed([out.tokens[-1], *draft.tokens])
+        hidden, features = run.feed_draft(out.tokens[-1], draft)
         logits = target.logits(hidden)[0]
         verified = clock()
-        accepted, emitted = verify(draft, logits)
-        _take(out, draft, accepted, emitted)
-        counters.count(accepted)
-        run.roll_back(run.length - (counters.steps - accepted))
+        path, emitted = verify(draft, logits)
+        _take(out, draft, path, emitted)
+        counters.count(len(path))
+        run.keep(draft, path)
         ended = cut(out.tokens, limits)[1]
         settled = clock()
         if not ended:
-            chain.extend(features[:, : accepted + 1], emitted)
+            chain.extend(features[:, [0, *(number + 1 for number in path)]], emitted)
         done = clock()
         out.times.draft += drafted - started + done - settled
         out.times.target += verified - drafted
@@ -165,11 +171,11 @@ def speculative_steps(
         yield out
 
 
-def _take(out: Decoded, draft: Draft, accepted: int, emitted: list[int]) -> None:
-    if accepted < len(draft.tokens):
-        out.rejected[len(out.tokens) + accepted] = draft.tokens[accepted:]
+def _take(out: Decoded, draft: Draft, path: list[int], emitted: list[int]) -> None:
+    if rejected := draft.rejected(path):
+        out.rejected[len(out.tokens) + len(path)] = rejected
     out.tokens += emitted
-    out.accepted += [True] * accepted + [False]
+    out.accepted += [True] * len(path) + [False]
     out.passes += 1
 
 

@@ -46,12 +46,14 @@ class Tally:
 
 
 @torch.inference_mode()
-def calibration(target: Target, context: Sequence[int], widest: int, seconds: dict[int, float]) -> Iterator[None]:
-    """Passes, output layer included, over 1 to `widest` tokens after `context`: adds the seconds of one of each at a time."""
+def calibration(
+    target: Target, context: Sequence[int], widths: Sequence[int], seconds: dict[int, float]
+) -> Iterator[None]:
+    """Passes, output layer included, over `widths` tokens after `context`: adds the seconds of one of each at a time."""
     clock, run = Clock(target.device), Run(target)
     run.feed(context)
     for number in range(ROUNDS + 1):
-        for width in range(1, widest + 1):
+        for width in widths:
             begun = clock()
             hidden, _ = run.feed(list(context[:1]) * width)
             target.logits(hidden)[0].argmax(-1).tolist()
@@ -82,9 +84,10 @@ def in_turns(*runs: Iterator[Any]) -> None:
         left = [run for run in left if next(run, _ENDED) is not _ENDED]
 
 
-def timing(tally: Tally) -> Timing:
+def timing(tally: Tally, chain: bool = True) -> Timing:
     """Costs, predictions and measurements. Acceptance by position is that of the deepest run, of which every shallower chain
-    is a prefix; `verify` comes from the calibration, scaled to the plain passes of the same run."""
+    is a prefix (of a tree, its own run's); `verify` comes from the calibration, scaled to the plain passes of the same run.
+    """
     deepest = max(tally.times)
     plain_pass = tally.plain.loop / max(tally.plain_passes, 1)
     scale = plain_pass / tally.verify[1]
@@ -94,19 +97,19 @@ def timing(tally: Tally) -> Timing:
     verifications = sum(tally.counters[steps].verifications for steps in tally.times)
     other = sum(times.loop - times.draft - times.target for times in tally.times.values()) / max(verifications, 1)
     plain_rate = tally.plain_tokens / tally.plain.loop
-    by_position = tally.counters[deepest].by_position
-    depths = []
+    depths, passes = [], [verify[1]]
     for steps in sorted(tally.times):
+        counters = tally.counters[steps]
         rate = tally.tokens[steps] / tally.times[steps].loop
-        accepted = expected_accepted(by_position, steps)
-        predicted = speed_up(accepted, steps, draft, verify[steps + 1], other, plain_pass)
+        accepted = expected_accepted((tally.counters[deepest] if chain else counters).by_position, steps)
+        passes.append(verify[counters.drafts + 1])
+        predicted = speed_up(accepted, steps, draft, passes[-1], other, plain_pass)
         measured = rate / plain_rate
-        length = tally.counters[steps].accept_length
-        depths.append(Depth(steps, length, rate, predicted, measured, predicted / measured - 1))
+        depths.append(Depth(steps, counters.accept_length, rate, predicted, measured, predicted / measured - 1))
     best = max(depths, key=lambda depth: depth.measured)
     return Timing(
         draft=draft * 1e3,
-        verify=[verify[width] * 1e3 for width in sorted(verify)],
+        verify=[seconds * 1e3 for seconds in passes],
         target=plain_pass * 1e3,
         overhead=other * 1e3,
         plain_tokens_per_second=plain_rate,

@@ -49,12 +49,13 @@ def page(report: SmokeReport, findings: Sequence[Finding]) -> str:
 def facts(report: SmokeReport) -> list[tuple[str, str]]:
     """The figures with their names, for the page and for the terminal."""
     a, s = report.acceptance, report.setting
+    tree = f" of {s.topk}, trees of {s.num_draft_tokens} tokens" if s.topk > 1 else ""
     rows = [
         ("target", report.target),
         ("draft", f"{report.draft} ({report.kind}, {report.form})"),
         (
             "setting",
-            f"{s.steps} steps, {s.prompts} prompts, up to {s.max_new_tokens} tokens, {s.method}, {s.device} {s.dtype}",
+            f"{s.steps} steps{tree}, {s.prompts} prompts, up to {s.max_new_tokens} tokens, {s.method}, {s.device} {s.dtype}",
         ),
         ("lossless", LOSSLESS[report.lossless] + (f", {len(report.ties)} near ties" if report.ties else "")),
         ("accept length with bonus", f"{a.accept_length:.3f} of {s.steps + 1} ({a.tokens} tokens)"),
@@ -78,7 +79,7 @@ def facts(report: SmokeReport) -> list[tuple[str, str]]:
         rows.append(
             (
                 "time in ms",
-                f"draft {t.draft:.2f} per token, verification {t.verify[min(s.steps, len(t.verify) - 1)]:.2f}, "
+                f"draft {t.draft:.2f} per step, verification {t.verify[min(s.steps, len(t.verify) - 1)]:.2f}, "
                 f"target alone {t.target:.2f}, overhead {t.overhead:.2f}",
             )
         )

@@ -79,9 +79,9 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Milliseconds. `draft`: per drafted token. `verify[n]`: a pass of the target over n + 1 tokens. `target`: a pass of plain
-    decoding. `overhead`: per verification, what is neither. `best_steps` is 0 where no depth is faster than the target alone.
-    """
+    """Milliseconds. `draft`: per draft step. `target`: a pass of plain decoding. `verify[n]`: a pass of the target over a token
+    and the drafts of n steps. `overhead`: per verification, what is neither. `best_steps` is 0 where no depth is faster than
+    the target alone."""
 
     draft: float
     verify: list[float]
@@ -123,7 +123,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How it was run. `method` is "greedy", "exact" (rejection sampling) or "target-only"."""
+    """How it was run. `method` is "greedy", "exact" (rejection sampling) or "target-only". `topk` above 1: trees of
+    `num_draft_tokens` tokens, the one before the drafts included (null for chains)."""
 
     device: str
     dtype: str
@@ -134,6 +135,8 @@ class Setting:
     temperature: float
     threads: int
     torch: str
+    topk: int = 1
+    num_draft_tokens: int | None = None
 
 
 @dataclass(slots=True)

@@ -21,8 +21,9 @@ from .decode import Limits, plain
 from .lossless import TOLERANCE, compare, tie_note
 from .prompts import Prompt, Texts, read_prompts
 from .results import OWN, Piece, SmokeReport, Text, Tie, acceptance
-from .smoke import DTYPES, Options, no_accept, setting_of, target_hash
+from .smoke import DTYPES, Options, counters_of, no_accept, setting_of, target_hash
 from .target import load_target
+from .tree import Shape
 
 PATIENCE = 600.0  # seconds for one prompt
 VERIFICATIONS = "spec_verify_ct"
@@ -42,12 +43,14 @@ def smoke_server(
     target = load_target(target_path, options.device, DTYPES[options.dtype])
     texts = Texts(target)
     limits = Limits(options.max_new_tokens, texts.stop)
-    counters, found, ties, shown = Counters(0), list[Finding](), list[Tie](), list[Text]()
+    shape = options.shape
+    counters = Counters(0) if shape.chain else counters_of(shape)
+    found, ties, shown = list[Finding](), list[Tie](), list[Text]()
     prompts = [texts.prompt(entry) for entry in read_prompts(options.prompts)[: options.most]]
     for number, prompt in enumerate(prompts):
         progress(f"prompt {number + 1} of {len(prompts)}")
         tokens, meta = _generate(url, prompt, limits)
-        _count(counters, meta, len(tokens), url)
+        _count(counters, meta, len(tokens), url, shape)
         alone = plain(target, prompt.ids, limits).tokens
         near, wrong = compare(target, prompt.ids, alone, tokens, number)
         ties, found = ties + near, found + ([wrong] if wrong else [])
@@ -103,14 +106,19 @@ def _post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _count(counters: Counters, meta: Mapping[str, Any], tokens: int, url: str) -> None:
-    """Add one answer's counters; the number of steps is what the server proposed per verification."""
+def _count(counters: Counters, meta: Mapping[str, Any], tokens: int, url: str, shape: Shape) -> None:
+    """Add one answer's counters; the number of steps of a chain is what the server proposed per verification."""
     accepted, proposed = (next((meta[name] for name in names if name in meta), None) for names in (CORRECT, PROPOSED))
     verifications = meta.get(VERIFICATIONS)
     if not isinstance(verifications, int) or not isinstance(accepted, int) or not isinstance(proposed, int):
         raise _strange(url, f"{VERIFICATIONS}, {CORRECT[0]}, {PROPOSED[0]} in meta_info", "none: it does not speculate")
-    steps = proposed // verifications if verifications else 0
-    counters.steps = max(counters.steps, steps)
+    if shape.chain:
+        steps = proposed // verifications if verifications else 0
+        counters.steps = max(counters.steps, steps)
+    elif proposed != verifications * shape.drafts:
+        raise _strange(
+            url, f"{shape.drafts} drafts per verification", f"{proposed} drafts in {verifications} verifications"
+        )
     counters.verifications += verifications
     counters.accepted += accepted
     counters.proposed += proposed
@@ -125,7 +133,7 @@ def _strange(url: str, expected: str, actual: str) -> CkptError:
     return error(
         CkptError,
         "server-answer",
-        "the server does not answer as a speculating SGLang does",
+        "the server does not answer as an SGLang does that speculates like this",
         where=url,
         expected=expected,
         actual=actual,

@@ -13,7 +13,7 @@ from ..drafts.checks.origin import identify_target
 from ..drafts.checks.pair import Rules
 from ..drafts.spec import DraftSpec, open_draft
 from ..drafts.verify import verify_draft
-from ..errors import CkptError, Finding, UsageProblem, error
+from ..errors import CkptError, Finding
 from ..report import Outcome
 from .build import build_head
 from .counters import Counters
@@ -23,6 +23,7 @@ from .head import Head
 from .loss import Rows, judge, rows_of, vocabulary
 from .lossless import TOLERANCE, compare, tie_note
 from .measure import Tally, Watched, calibration, in_turns, timing
+from .preconditions import check_options, check_pair
 from .prompts import BUILTIN, Prompt, Texts, read_prompts
 from .results import (
     ACCEPTED,
@@ -38,6 +39,7 @@ from .results import (
 )
 from .target import Target, load_target
 from .tensors import read_head
+from .tree import Shape, shape_of, timed
 from .verification import GREEDY, Sampling
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -60,6 +62,12 @@ class Options:
     sampling: Sampling = GREEDY
     depths: int = 4
     timed: int = 3
+    topk: int = 1
+    num_draft_tokens: int | None = None
+
+    @property
+    def shape(self) -> Shape:
+        return shape_of(self.steps, self.topk, self.num_draft_tokens)
 
 
 @dataclass(slots=True)
@@ -69,6 +77,7 @@ class _Running:
     target: Target
     head: Head
     options: Options
+    shape: Shape
     limits: Limits
     counters: Counters
     texts: Texts
@@ -83,14 +92,15 @@ def smoke(
     target_path: Path, draft_path: Path, options: Options, progress: Progress = lambda text: None
 ) -> Outcome[SmokeReport]:
     """Run everything. Raises CkptError with every finding of `verify-draft` where the head does not fit at all."""
-    _check(options)
+    shape = options.shape
+    check_options(options.device, options.sampling, shape)
     findings = _verified(draft_path, target_path, options)
     progress("loading")
     target = load_target(target_path, options.device, DTYPES[options.dtype])
     spec = open_draft(draft_path)
     head = build_head(spec, target)
-    _check_depth(head, options)
-    run = _running(target, head, options)
+    check_pair(target, head, shape)
+    run = _running(target, head, options, shape)
     prompts = [run.texts.prompt(entry) for entry in read_prompts(options.prompts)[: options.most]]
     for number, prompt in enumerate(prompts):
         progress(f"prompt {number + 1} of {len(prompts)}")
@@ -109,7 +119,7 @@ def smoke(
         acceptance=acceptance(run.counters),
         ties=run.ties,
         loss=loss,
-        timing=timing(run.tally) if run.tally.times else None,
+        timing=timing(run.tally, shape.chain) if run.tally.times else None,
         texts=run.shown,
     )
     return Outcome(report, [*findings, *run.found, *_about(report, options)])
@@ -126,17 +136,17 @@ def _verified(draft: Path, target: Path, options: Options) -> list[Finding]:
     return found
 
 
-def _running(target: Target, head: Head, options: Options) -> _Running:
+def _running(target: Target, head: Head, options: Options, shape: Shape) -> _Running:
     texts = Texts(target)
     limits = Limits(options.max_new_tokens, texts.stop)
-    return _Running(target, head, options, limits, Counters(options.steps), texts)
+    return _Running(target, head, options, shape, limits, counters_of(shape), texts)
 
 
 def _decode(run: _Running, prompt: Prompt, number: int) -> None:
     """One prompt: the target alone, with the head, compared, and the other depths if it is timed."""
     options, sampling = run.options, run.options.sampling
     alone = plain(run.target, prompt.ids, run.limits, sampling)
-    found = speculative(run.target, run.head, prompt.ids, run.limits, run.counters, sampling)
+    found = speculative(run.target, run.head, prompt.ids, run.limits, run.counters, sampling, run.shape)
     equal: bool | None = None
     if sampling.greedy:
         ties, wrong = compare(run.target, prompt.ids, alone.tokens, found.tokens, number)
@@ -157,10 +167,13 @@ def _time(run: _Running, prompt: Prompt) -> None:
     deepest = run.options.depths if run.head.depth == 1 else min(run.options.depths, run.head.depth)
     alone = Watched(plain_steps(target, prompt.ids, limits, sampling))
     depths: dict[int, Watched] = {}
+    widths = {1}
     for steps in range(1, deepest + 1):
-        counters = tally.counters.setdefault(steps, Counters(steps))
-        depths[steps] = Watched(speculative_steps(target, run.head, prompt.ids, limits, counters, sampling))
-    in_turns(alone, *depths.values(), calibration(target, prompt.ids, deepest + 1, tally.verify))
+        shape = timed(run.shape, steps)
+        counters = tally.counters.setdefault(steps, counters_of(shape))
+        depths[steps] = Watched(speculative_steps(target, run.head, prompt.ids, limits, counters, sampling, shape))
+        widths.add(shape.drafts + 1)
+    in_turns(alone, *depths.values(), calibration(target, prompt.ids, sorted(widths), tally.verify))
     tally.add_plain(alone.last)
     for steps, watched in depths.items():
         tally.add(steps, watched.last)
@@ -225,6 +238,10 @@ def _pieces(texts: Texts, run: Decoded) -> list[Piece]:
     return [Piece(kind, texts.text(tokens)) for kind, tokens in kinds]
 
 
+def counters_of(shape: Shape) -> Counters:
+    return Counters(shape.steps, drafts=shape.drafts)
+
+
 def setting_of(options: Options, prompts: int, steps: int | None = None) -> Setting:
     greedy = options.sampling.greedy
     return Setting(
@@ -237,6 +254,8 @@ def setting_of(options: Options, prompts: int, steps: int | None = None) -> Sett
         temperature=options.sampling.temperature,
         threads=torch.get_num_threads(),
         torch=torch.__version__,
+        topk=options.topk,
+        num_draft_tokens=options.num_draft_tokens if options.topk > 1 else None,
     )
 
 
@@ -246,28 +265,3 @@ def target_hash(path: Path) -> str:
         return identify_target(path).weights_hash
     except CkptError:
         return ""
-
-
-def _check(options: Options) -> None:
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise error(
-            UsageProblem,
-            "no-cuda",
-            "there is no CUDA device",
-            expected="a GPU that torch sees",
-            actual=f"torch {torch.__version__}",
-            fix="--device cpu, or a torch with CUDA",
-        )
-
-
-def _check_depth(head: Head, options: Options) -> None:
-    """Several MTP layers draft one token each."""
-    if head.depth > 1 and options.steps > head.depth:
-        raise error(
-            UsageProblem,
-            "steps-beyond-layers",
-            f"{head.depth} MTP layers draft one token each",
-            expected=f"--steps {head.depth} or fewer",
-            actual=f"--steps {options.steps}",
-            fix=f"--steps {head.depth}",
-        )

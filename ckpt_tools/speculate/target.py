@@ -13,7 +13,9 @@ from torch import Tensor
 from ..drafts.formats.targets import Target as TargetFacts
 from ..drafts.formats.targets import read_target
 from ..errors import CkptError, error
+from ..quantised import quantisation
 from ..report import listed
+from .draft import Draft
 from .head import Tables
 
 # Model types that transformers does not know and whose body is that of another: MiMo-7B is Qwen2 with MTP layers,
@@ -70,7 +72,9 @@ def load_target(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.fl
         model, info = loader.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
         )
-    except (OSError, ValueError, KeyError) as problem:
+    except (OSError, ValueError, KeyError, RuntimeError) as problem:
+        quantised = quantisation(facts.config) is not None
+        again = "; or dequantise it: `ckpt-tools convert` to torch-dist, and back" if quantised else ""
         raise error(
             CkptError,
             "target-not-loaded",
@@ -78,7 +82,7 @@ def load_target(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.fl
             where=str(folder),
             expected="a model that transformers has",
             actual=str(problem).strip().splitlines()[0],
-            fix="a server can still be measured: `smoke --server URL`",
+            fix=f"a server can still be measured: `smoke --server URL`{again}",
         ) from problem
     _check(folder, info)
     model = model.eval().requires_grad_(False).to(device)
@@ -161,6 +165,13 @@ class Run:
         if not self._recurrent:
             self.cache.activate_past_recording()
 
+    @property
+    def not_branching(self) -> list[str]:
+        """The kinds of cache, by class, of which single tokens in the middle cannot be dropped."""
+        from transformers.cache_utils import DynamicLayer
+
+        return sorted({type(layer).__name__ for layer in self.cache.layers if type(layer) is not DynamicLayer})
+
     @torch.inference_mode()
     def feed(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Append tokens; returns (states after the final norm `[1, T, H]`, features of a head `[1, T, F]`)."""
@@ -168,10 +179,24 @@ class Run:
             self._before, self._fed = [_States.of(layer) for layer in self._recurrent], list(ids)
         return self._feed(ids)
 
-    def _feed(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+    @torch.inference_mode()
+    def feed_draft(self, last: int, draft: Draft) -> tuple[Tensor, Tensor]:
+        """Append the last token and its drafts, each seeing those that lead to it; returns what `feed` does."""
+        ids = [last, *draft.tokens]
+        if not draft.parents:
+            return self.feed(ids)
+        positions = torch.tensor([[0, *draft.depths()]], device=self.target.device) + self.length
+        mask = tree_mask(draft, self.length, self.target.tables.embedding)
+        return self._feed(ids, attention_mask=mask, position_ids=positions)
+
+    def _feed(self, ids: Sequence[int], **attending: Tensor) -> tuple[Tensor, Tensor]:
         tokens = torch.tensor([list(ids)], device=self.target.device)
         out = self.target.body(
-            input_ids=tokens, cache=self.cache, use_cache=True, output_hidden_states=bool(self.boundaries)
+            input_ids=tokens,
+            cache=self.cache,
+            use_cache=True,
+            output_hidden_states=bool(self.boundaries),
+            **attending,
         )
         self.length += len(ids)
         last: Tensor = out.last_hidden_state
@@ -194,3 +219,30 @@ class Run:
                     layer.crop(start - self.length)
             self.length = start
             self._feed(self._fed[: length - start])
+
+    @torch.inference_mode()
+    def keep(self, draft: Draft, path: Sequence[int]) -> None:
+        """Of the last `feed_draft`, leave the token and the drafts `path`."""
+        start = self.length - len(draft.tokens) - 1
+        if draft.parents:
+            chosen = torch.tensor([0, *(number + 1 for number in path)], device=self.target.device) + start
+            for layer in self.cache.layers:
+                layer.keys = torch.cat([layer.keys[..., :start, :], layer.keys[..., chosen, :]], dim=-2)
+                layer.values = torch.cat([layer.values[..., :start, :], layer.values[..., chosen, :]], dim=-2)
+            self.length = start + 1 + len(path)
+        else:
+            self.roll_back(start + 1 + len(path))
+
+
+def tree_mask(draft: Draft, cached: int, like: Tensor) -> Tensor:
+    """`[1, 1, k + 1, cached + k + 1]`: 0 where the token or a draft may look (all before, the drafts that lead to it,
+    itself), the lowest number elsewhere."""
+    count = len(draft.tokens) + 1
+    seen = torch.zeros(count, count, dtype=torch.bool)
+    seen[:, 0] = True
+    for number in range(len(draft.tokens)):
+        seen[number + 1] |= seen[draft.parent(number) + 1]
+        seen[number + 1, number + 1] = True
+    whole = torch.cat([torch.ones(count, cached, dtype=torch.bool), seen], dim=1).to(like.device)
+    mask = torch.zeros(whole.shape, dtype=like.dtype, device=like.device)
+    return mask.masked_fill(~whole, torch.finfo(like.dtype).min)[None, None]

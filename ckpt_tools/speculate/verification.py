@@ -2,9 +2,9 @@
 
 Greedy: a draft is kept while it is the target's own likeliest token. Exact rejection (Leviathan et al. 2023; SGLang
 `--speculative-use-rejection-sampling`): a draft drawn from q is kept with probability min(1, p/q); at the first rejection
-a token of [p - q]+ / Z takes its place. Target-only (SGLang's default for a chain, thresholds 1): a draft d is kept with
-probability p(d), whatever q; a rejected one is replaced by a token of p without d. After the last draft, one of p. All
-three leave the target's distribution as it is.
+a token of [p - q]+ / Z takes its place; it is defined for chains. Target-only (SGLang's default, thresholds 1): a draft d is
+kept with probability p(d), whatever q; of several at one place, the coin falls on one of them or on none, and then a token of p
+without them is taken. After the last draft, one of p. All three leave the target's distribution as it is.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .chain import Draft
+from .draft import ROOT, Draft
 
-# (draft, logits of the target [k+1, V]) -> (accepted drafts, tokens to emit: those and one more)
-Verify = Callable[[Draft, Tensor], tuple[int, list[int]]]
+# (draft, logits of the target after its last token and every draft [k+1, V]) -> (accepted drafts by number, tokens to emit:
+# those and one more)
+Verified = tuple[list[int], list[int]]
+Verify = Callable[[Draft, Tensor], Verified]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +56,48 @@ def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
     return probs / probs.sum(-1, keepdim=True)
 
 
-def greedy(draft: Draft, logits: Tensor) -> tuple[int, list[int]]:
-    """Drafts while they are the target's argmax, then the target's own."""
-    wanted = logits.argmax(-1).tolist()
-    accepted = 0
-    while accepted < len(draft.tokens) and draft.tokens[accepted] == wanted[accepted]:
-        accepted += 1
-    return accepted, wanted[: accepted + 1]
+def greedy(draft: Draft, logits: Tensor) -> Verified:
+    """Drafts while one is the target's argmax, then the target's own."""
+    wanted, path = logits.argmax(-1).tolist(), list[int]()
+    emitted = wanted[:1]
+    while (kept := _among(draft, path, emitted[-1])) is not None:
+        path.append(kept)
+        emitted.append(wanted[kept + 1])
+    return path, emitted
 
 
-def exact(draft: Draft, p: Tensor, generator: torch.Generator) -> tuple[int, list[int]]:
-    """Rejection sampling against the distributions `draft.probs`; `p [k+1, V]` are the target's."""
-    assert draft.probs is not None, "exact rejection needs what the drafts were drawn from"
+def _among(draft: Draft, path: list[int], token: int) -> int | None:
+    """The draft after `path` that is this token."""
+    candidates = draft.children(path[-1] if path else ROOT)
+    return next((number for number in candidates if draft.tokens[number] == token), None)
+
+
+def exact(draft: Draft, p: Tensor, generator: torch.Generator) -> Verified:
+    """Rejection sampling of a chain against the distributions `draft.probs`; `p [k+1, V]` are the target's."""
+    assert draft.probs is not None and not draft.parents, "exact rejection needs a chain and what it was drawn from"
     coins = torch.rand(len(draft.tokens), generator=generator)
     for step, token in enumerate(draft.tokens):
         q = draft.probs[step]
         if float(coins[step]) * float(q[token]) >= float(p[step, token]):
             residual = (p[step] - q).clamp(min=0)
-            return step, [*draft.tokens[:step], draw(residual, generator)]
-    return len(draft.tokens), [*draft.tokens, draw(p[-1], generator)]
+            return list(range(step)), [*draft.tokens[:step], draw(residual, generator)]
+    return list(range(len(draft.tokens))), [*draft.tokens, draw(p[-1], generator)]
 
 
-def target_only(draft: Draft, p: Tensor, generator: torch.Generator) -> tuple[int, list[int]]:
+def target_only(draft: Draft, p: Tensor, generator: torch.Generator) -> Verified:
     """The target's probabilities alone decide; `draft.probs` is not looked at."""
-    coins = torch.rand(len(draft.tokens), generator=generator)
-    for step, token in enumerate(draft.tokens):
-        if float(coins[step]) >= float(p[step, token]):
-            rest = p[step].clone()
-            rest[token] = 0
-            return step, [*draft.tokens[:step], draw(rest, generator)]
-    return len(draft.tokens), [*draft.tokens, draw(p[-1], generator)]
+    coins, path = torch.rand(len(draft.tokens), generator=generator).tolist(), list[int]()
+    while True:
+        last = path[-1] if path else ROOT
+        rest, reached, coin = p[last + 1].clone(), 0.0, coins[len(path)] if len(path) < len(coins) else 1.0
+        for number in draft.children(last):
+            reached += float(rest[draft.tokens[number]])
+            if coin < reached:
+                path.append(number)
+                break
+            rest[draft.tokens[number]] = 0
+        else:
+            return path, [*(draft.tokens[number] for number in path), draw(rest, generator)]
 
 
 def draw(weights: Tensor, generator: torch.Generator) -> int:
@@ -99,7 +113,7 @@ def verifier(sampling: Sampling, generator: torch.Generator) -> Verify:
         return greedy
     chosen = SAMPLERS[sampling.method]
 
-    def verify(draft: Draft, logits: Tensor) -> tuple[int, list[int]]:
+    def verify(draft: Draft, logits: Tensor) -> Verified:
         return chosen(draft, distribution(logits, sampling).to(generator.device), generator)
 
     return verify

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Serve a target with a draft head on a CPU through sglang's own HTTP server: greedy, chains, float32, one request at a time.
+"""Serve a target with a draft head on a CPU through sglang's own HTTP server: greedy, float32, one request at
+a time.
 
 Config, loader, model classes, workers, counters and HTTP are sglang's; attention and the tree kernels are the stand-ins.
 """
@@ -28,6 +29,8 @@ def main():
     parser.add_argument("draft")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--topk", type=int, default=1)
+    parser.add_argument("--draft-tokens", type=int, help="default: a chain's")
     options = parser.parse_args()
     overrides.get_platform = lambda real=overrides.get_platform: Platform(real)
 
@@ -40,8 +43,8 @@ def main():
             speculative_algorithm=options.algorithm,
             speculative_draft_model_path=options.draft,
             speculative_num_steps=options.steps,
-            speculative_eagle_topk=1,
-            speculative_num_draft_tokens=options.steps + 1,
+            speculative_eagle_topk=options.topk,
+            speculative_num_draft_tokens=options.draft_tokens or options.steps + 1,
             port=options.port,
             device="cpu",
             dtype="float32",

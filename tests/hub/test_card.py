@@ -64,6 +64,18 @@ def test_acceptance_names_its_metric(
     assert "--speculative-num-steps 3" in text and "--speculative-num-draft-tokens 4" in text
 
 
+def test_a_measured_tree_is_served_as_one(
+    hub: HubServer, measured: tuple[tuple[object, ...], Path, dict[str, Any]], command: Command, tmp_path: Path
+) -> None:
+    words, _, report = measured
+    report["setting"] |= {"topk": 4, "num_draft_tokens": 16}
+    (tmp_path / "smoke.json").write_text(json.dumps(report))
+    command(*words)
+    text = pushed(hub)["README.md"].decode()
+    assert "--speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16" in text
+    assert "steps 3, topk 4, num_draft_tokens 16" in text
+
+
 def test_the_plot_is_a_file_that_browsers_draw(
     hub: HubServer, measured: tuple[tuple[object, ...], Path, dict[str, Any]], command: Command, tmp_path: Path
 ) -> None:

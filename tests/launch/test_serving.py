@@ -185,7 +185,18 @@ def test_the_report_of_another_kind_of_head(command: Command, mimo: Path, tmp_pa
     assert command("serve-args", mimo, "--smoke", smoke, "--json", code=1).codes == ["smoke-other-head"]
 
 
-@pytest.mark.parametrize("changes", [{"timing": None}, {"acceptance": {}}, {"timing": {"draft": 1}}])
-def test_a_report_without_times(changes: dict[str, Any], command: Command, mimo: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"timing": None},
+        {"acceptance": {}},
+        {"timing": {"draft": 1}},
+        {"setting": {"device": "cuda", "topk": 2}},
+        {"setting": None},
+    ],
+)
+def test_a_report_that_does_not_tell_the_depth_of_a_chain(
+    changes: dict[str, Any], command: Command, mimo: Path, tmp_path: Path
+) -> None:
     smoke = report(tmp_path / "smoke.json", [0.8], [10.0, 10.2], **changes)
     assert command("serve-args", mimo, "--smoke", smoke, "--json", code=1).codes == ["smoke-report"]

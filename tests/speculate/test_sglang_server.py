@@ -34,12 +34,12 @@ PROMPTS = (worlds.START, [7, 30, 4, 4, 8], [0, 39])
 
 
 @contextmanager
-def serving(target: Path, algorithm: str, draft: Path, log: Path, steps: int) -> Iterator[str]:
+def serving(target: Path, algorithm: str, draft: Path, log: Path, *options: object) -> Iterator[str]:
     """A server of this test's own, on a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = [SCRIPT, "serve", target, algorithm, draft, "--port", str(port), "--steps", str(steps)]
+    words = [SCRIPT, "serve", target, algorithm, draft, "--port", str(port), *map(str, options)]
     with log.open("w") as stream:
         server = subprocess.Popen(words, stdout=stream, stderr=stream, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
@@ -63,7 +63,7 @@ def _ready(url: str) -> bool:
         return False
 
 
-def world(kind: str, clockwork: Clockwork, folder: Path) -> tuple[Path, Path, str]:
+def world(kind: str, clockwork: Clockwork, folder: Path, sharpness: float = 1.0) -> tuple[Path, Path, str]:
     """(target, draft, algorithm); the MTP head lies in its target, with MiMo's configuration code beside it."""
     if kind == "mtp":
         target = clockwork("mimo", noise=2.5, layers=2)
@@ -72,18 +72,31 @@ def world(kind: str, clockwork: Clockwork, folder: Path) -> tuple[Path, Path, st
     if kind == "eagle":
         return target, worlds.eagle(folder, target, noise=2.5), "EAGLE"
     kept = sorted({*worlds.successor(40).tolist()[::2], 1})
-    return target, worlds.eagle3(folder, target, kept=kept), "EAGLE3"
+    return target, worlds.eagle3(folder, target, kept=kept, sharpness=sharpness), "EAGLE3"
 
 
 @pytest.mark.parametrize("kind", ["mtp", "eagle", "eagle3"])
 def test_the_real_server_counts_what_we_count(
     kind: str, clockwork: Clockwork, command: Command, tmp_path: Path
 ) -> None:
-    target, draft, algorithm = world(kind, clockwork, tmp_path / "head")
-    prompts = worlds.write_prompts(tmp_path / "prompts.json", *PROMPTS)
-    words = ("smoke", target, draft, "--prompts", prompts, "--max-new-tokens", 24, "--depths", 0, "--json")
+    same_counts(*world(kind, clockwork, tmp_path / "head"), command, tmp_path, "--steps", 3)
+
+
+@pytest.mark.parametrize(("kind", "steps", "topk", "tokens"), [("mtp", 4, 3, 14), ("eagle3", 3, 2, 8)])
+def test_the_real_server_grows_the_same_trees(
+    kind: str, steps: int, topk: int, tokens: int, clockwork: Clockwork, command: Command, tmp_path: Path
+) -> None:
+    """Not with a head that is wholly sure: where scores are equal, SGLang may keep a child and not its parent."""
+    shape = ("--steps", steps, "--topk", topk, "--draft-tokens", tokens)
+    same_counts(*world(kind, clockwork, tmp_path / "head", sharpness=0.1), command, tmp_path, *shape)
+
+
+def same_counts(target: Path, draft: Path, algorithm: str, command: Command, folder: Path, *shape: object) -> None:
+    """One report from here, one from the server: the same texts, the same acceptance."""
+    prompts = worlds.write_prompts(folder / "prompts.json", *PROMPTS)
+    words = ("smoke", target, draft, "--prompts", prompts, "--max-new-tokens", 24, "--depths", 0, "--json", *shape)
     here = command(*words, code=None).result
-    with serving(target, algorithm, draft, tmp_path / "log", steps=3) as url:
+    with serving(target, algorithm, draft, folder / "log", *shape) as url:
         there = command(*words, "--server", url).result
     assert there["server"] == url
     assert there["lossless"] is here["lossless"] is True

@@ -13,18 +13,20 @@ from torch import Tensor
 
 from ckpt_tools.drafts.spec import open_draft
 from ckpt_tools.speculate.build import build_head
-from ckpt_tools.speculate.chain import Draft
 from ckpt_tools.speculate.counters import Counters
 from ckpt_tools.speculate.decode import Limits, plain, speculative
+from ckpt_tools.speculate.draft import ROOT, Draft
 from ckpt_tools.speculate.target import Run, Target, load_target
-from ckpt_tools.speculate.verification import Sampling, distribution, draw, exact, greedy, target_only
+from ckpt_tools.speculate.verification import Sampling, Verified, distribution, draw, exact, greedy, target_only
 
 from . import worlds
 from .conftest import Clockwork
 
 V, STEPS, LENGTH, RUNS = 3, 2, 3, 3000
 NEAR, FAR = 0.05, 0.1  # total variation: what 3000 samples of 27 texts leave to chance, and what no chance explains
-Verifier = Callable[[Draft, Tensor, torch.Generator], tuple[int, list[int]]]
+Verifier = Callable[[Draft, Tensor, torch.Generator], Verified]
+
+Decoder = Callable[[Verifier, torch.Generator, bool], tuple[int, ...]]
 
 
 def table(seed: int) -> dict[tuple[int, ...], Tensor]:
@@ -59,27 +61,39 @@ def decode(verify: Verifier, generator: torch.Generator, drawn: bool) -> tuple[i
     return tuple(text[:LENGTH])
 
 
-def variation(verify: Verifier, drawn: bool) -> float:
+def decode_branching(verify: Verifier, generator: torch.Generator, drawn: bool) -> tuple[int, ...]:
+    """The same with trees: the two likeliest tokens of Q, and the two likeliest after the first of them."""
+    text: list[int] = []
+    while len(text) < LENGTH:
+        first = Q[tuple(text)].topk(2).indices.tolist()
+        second = Q[(*text, first[0])].topk(2).indices.tolist()
+        draft = Draft([*first, *second], None, (ROOT, ROOT, 0, 0))
+        ways = [(), *((token,) for token in first), *((first[0], token) for token in second)]
+        text += verify(draft, torch.stack([P[(*text, *way)] for way in ways]), generator)[1]
+    return tuple(text[:LENGTH])
+
+
+def variation(verify: Verifier, drawn: bool, decode: Decoder = decode) -> float:
     """Total variation between what a verifier emits and P."""
     generator = torch.Generator().manual_seed(7)
     seen = Counter(decode(verify, generator, drawn) for _ in range(RUNS))
     return sum(abs(seen[text] / RUNS - share) for text, share in texts(P).items()) / 2
 
 
-def always_the_likeliest(draft: Draft, p: Tensor, generator: torch.Generator) -> tuple[int, list[int]]:
+def always_the_likeliest(draft: Draft, p: Tensor, generator: torch.Generator) -> Verified:
     return greedy(draft, p.log())
 
 
-def without_the_residual(draft: Draft, p: Tensor, generator: torch.Generator) -> tuple[int, list[int]]:
+def without_the_residual(draft: Draft, p: Tensor, generator: torch.Generator) -> Verified:
     """Rejects rightly, and then draws from p instead of from what p has more than q."""
-    accepted, emitted = exact(draft, p, generator)
-    return accepted, [*emitted[:-1], draw(p[accepted], generator)]
+    path, emitted = exact(draft, p, generator)
+    return path, [*emitted[:-1], draw(p[len(path)], generator)]
 
 
-def without_marking(draft: Draft, p: Tensor, generator: torch.Generator) -> tuple[int, list[int]]:
+def without_marking(draft: Draft, p: Tensor, generator: torch.Generator) -> Verified:
     """Target-only, but the rejected draft may be drawn again."""
-    accepted, emitted = target_only(draft, p, generator)
-    return accepted, [*emitted[:-1], draw(p[accepted], generator)]
+    path, emitted = target_only(draft, p, generator)
+    return path, [*emitted[:-1], draw(p[(path[-1] if path else ROOT) + 1], generator)]
 
 
 def test_the_two_models_differ() -> None:
@@ -101,11 +115,42 @@ def test_a_broken_verifier_is_far_off(broken: Verifier, drawn: bool) -> None:
     assert variation(broken, drawn) > FAR
 
 
+def only_the_first_sibling(draft: Draft, p: Tensor, generator: torch.Generator) -> Verified:
+    """Asks the first of several drafts at one place, takes p without it, and forgets that the others were up as well."""
+    chain = [i for i in range(len(draft.tokens)) if i == draft.children(draft.parent(i))[0]]
+    rows = [0, *(i + 1 for i in chain)]
+    return target_only(Draft([draft.tokens[i] for i in chain]), p[rows], generator)
+
+
+def each_with_a_coin_of_its_own(draft: Draft, p: Tensor, generator: torch.Generator) -> Verified:
+    """As if each brother were asked with p again, not with what is left of it."""
+    path: list[int] = []
+    while True:
+        last = path[-1] if path else ROOT
+        rest = p[last + 1].clone()
+        for number in draft.children(last):
+            if float(torch.rand((), generator=generator)) < float(p[last + 1, draft.tokens[number]]):
+                path.append(number)
+                break
+            rest[draft.tokens[number]] = 0
+        else:
+            return path, [*(draft.tokens[number] for number in path), draw(rest, generator)]
+
+
+def test_target_only_keeps_the_distribution_of_trees() -> None:
+    """So does a verifier that leaves brothers out; one that throws a fresh coin for each does not."""
+    assert variation(target_only, False, decode_branching) < NEAR
+    assert variation(only_the_first_sibling, False, decode_branching) < NEAR
+    assert variation(each_with_a_coin_of_its_own, False, decode_branching) > NEAR
+    for broken in (always_the_likeliest, without_marking):
+        assert variation(broken, False, decode_branching) > FAR
+
+
 def test_drafts_from_the_target_itself_are_never_rejected() -> None:
     """Z = 0: there is no residual to draw from."""
     p = torch.stack([P[()], P[(0,)], P[(0, 1)]])
     generator = torch.Generator().manual_seed(0)
-    assert all(exact(Draft([0, 1], p[:2]), p, generator)[0] == 2 for _ in range(200))
+    assert all(exact(Draft([0, 1], p[:2]), p, generator)[0] == [0, 1] for _ in range(200))
 
 
 def test_top_k_and_top_p_cut_and_renormalise() -> None:

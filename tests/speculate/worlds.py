@@ -106,11 +106,12 @@ def eagle(folder: Path, target: Path, noise: float = 0.0) -> Path:
     return write(folder, config, tensors)
 
 
-def eagle3(folder: Path, target: Path, kept: list[int] | None = None, seed: int = 6) -> Path:
+def eagle3(folder: Path, target: Path, kept: list[int] | None = None, seed: int = 6, sharpness: float = 1.0) -> Path:
     """An EAGLE-3 head of a clockwork llama: fc turns the state of a token into the embedding of the next.
 
     Its output layer needs no more, so the first draft is right; later ones are not, since what is fed back is not turned
-    again. `kept` are the target ids of a reduced draft vocabulary. Of its three states it uses the first.
+    again. `kept` are the target ids of a reduced draft vocabulary, `sharpness` is what its logits are times. Of its three
+    states it uses the first.
     """
     vocab = json.loads((target / "config.json").read_text())["vocab_size"]
     config = head_config(target, "LlamaForCausalLMEagle3", draft_vocab_size=len(kept) if kept else vocab)
@@ -120,7 +121,7 @@ def eagle3(folder: Path, target: Path, kept: list[int] | None = None, seed: int 
     tensors = {f"midlayer.{name}": tensor for name, tensor in layer(config, 2 * h, seed).items()}
     tensors |= {f"midlayer.{name}.weight": torch.ones(h) for name in ("input_layernorm", "hidden_norm")}
     tensors |= {"fc.weight": torch.cat([turn, torch.zeros(h, 2 * h)], dim=1), "norm.weight": torch.ones(h)}
-    tensors["lm_head.weight"] = output(rows)[kept] if kept else output(rows)
+    tensors["lm_head.weight"] = (output(rows)[kept] if kept else output(rows)) * sharpness
     if kept:
         ids = torch.tensor(kept)
         tensors["d2t"] = ids - torch.arange(len(kept))

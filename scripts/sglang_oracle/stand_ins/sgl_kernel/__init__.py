@@ -1,15 +1,16 @@
-"""sglang's kernels have no CPU build on PyPI. Here is what serving a chain of drafts (topk 1) on a CPU calls, in plain torch.
+"""sglang's kernels have no CPU build on PyPI. Here is what serving chains and trees of drafts on a CPU calls, in plain
+torch.
 
 Whatever else is called says its name. Shapes and argument orders are those of sglang 0.5.23's own calls.
 """
 
 import torch
 
-from . import attention, chain, places
+from . import attention, places, tree
 
 __version__ = "0"
 
-PROVIDED = {name: getattr(module, name) for module in (chain, places) for name in dir(module) if name.endswith("_cpu")}
+PROVIDED = {name: getattr(module, name) for module in (places, tree) for name in dir(module) if name.endswith("_cpu")}
 
 
 def _absent(name):

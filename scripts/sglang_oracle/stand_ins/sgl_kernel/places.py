@@ -51,11 +51,13 @@ def rotate_input_ids_cpu(ids, starts, lengths, following, chosen=None):
 
 
 def build_draft_decode_metadata_cpu(table, requests, lengths, topk, steps, width):
-    assert topk == 1, "only chains"
-    found = torch.zeros(len(lengths), width, dtype=table.dtype)
+    """Per lane of every request: the request's slots, then the lane's own, of which there is one a step."""
+    found = torch.zeros(len(lengths) * topk, width, dtype=table.dtype)
     for number, (request, length) in enumerate(zip(requests.tolist(), lengths.tolist(), strict=True)):
-        stop = min(length + steps, width)
-        found[number, :stop] = table[request, :stop]
+        for lane in range(topk):
+            own = table[request, length + lane * steps : length + (lane + 1) * steps]
+            row = torch.cat([table[request, :length], own])[:width]
+            found[number * topk + lane, : len(row)] = row
     return found
 
 
