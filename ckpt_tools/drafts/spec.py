@@ -15,10 +15,11 @@ from typing import Any
 
 from ..engine.moves import Located, Move, Scale, box_moves
 from ..engine.view import View, handles_for
-from ..errors import CkptError, Finding
+from ..errors import CkptError, Finding, error
 from ..families.base import NONE, Family, Variants
 from ..families.dims import Dims, Mla, Rope
-from ..quantised import SUFFIXES
+from ..quantised import FLOAT8, SUFFIXES
+from ..report import listed
 from ..stores.base import Chunk, Tensor
 
 MTP, EAGLE, EAGLE3 = "mtp", "eagle", "eagle3"
@@ -159,8 +160,21 @@ class DraftSpec:
         return f"sha256:{digest.hexdigest()}"
 
     def dequantised(self) -> DraftSpec:
-        """The same head with its float8 tensors as bfloat16, as a conversion to torch-dist makes them, and without scales."""
+        """The same head with its float8 tensors as bfloat16, as a conversion to torch-dist makes them, and without scales.
+
+        Raises CkptError for a float8 tensor whose scale is not known.
+        """
         scaled = [name for name, entry in self.tensors.items() if entry.scale]
+        if unknown := [name for name, entry in self.tensors.items() if entry.dtype in FLOAT8 and not entry.scale]:
+            raise error(
+                CkptError,
+                "scale-missing",
+                "float8 tensors of the head have no scale that is understood",
+                where=str(self.source),
+                expected="a scale per block or channel beside every float8 weight, as quantization_config says",
+                actual=listed(unknown),
+                fix="without its scale a weight has no value; fetch the head again, or its config",
+            )
         scales = {name + suffix for name in scaled for suffix in SUFFIXES}
         plain_ones = {name: entry for name, entry in self.tensors.items() if name not in scales}
         return replace(self, tensors=plain_ones | {name: _in_bfloat16(self.tensors[name]) for name in scaled})

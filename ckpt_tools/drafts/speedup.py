@@ -16,7 +16,7 @@ def expected_accepted(by_position: Sequence[float], steps: int) -> float:
 def speed_up(accepted: float, steps: int, draft: float, verify: float, overhead: float, target: float) -> float:
     """(E[A] + 1) / ((steps * t_d + t_v + t_o) / t_t): against decoding with the target alone, all times in one unit.
 
-    `draft` is the time of one drafted token, `verify` that of the verification of steps + 1 tokens, `overhead` whatever else a
-    step takes, `target` a step of plain decoding.
+    `draft` is the time of one draft step, `verify` that of verifying what `steps` of them drafted, `overhead` whatever else
+    that takes, `target` a step of plain decoding.
     """
     return (accepted + 1) / ((steps * draft + verify + overhead) / target)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..drafts.identity import comparable
 from ..drafts.spec import open_draft
-from ..errors import CkptError, NotFound, error
+from ..errors import CkptError, error
+from ..speculate.baseline import read_report
 from ..speculate.plots import bars_file
-from ..stores.hf_folder import read_json
 from .markdown import table
 from .subject import Subject
 
@@ -18,29 +19,12 @@ PLOT = (
     "acceptance-by-position.svg"  # the Hub shows images of the repository, and no diagrams that are written in Markdown
 )
 TITLE = "Share of verifications by accepted drafts"
-NEEDED = ("accept_length", "accepted_per_step", "accept_rate", "verifications", "by_position")
 Smoke = Mapping[str, Any]
 
 
 def read_smoke(path: Path, root: Path, subject: Subject) -> Smoke:
     """The result of `smoke --json`. Raises NotFound for another file, CkptError for a report on another head or target."""
-    found = read_json(path)
-    result: Smoke = found.get("result", found)
-    acceptance, setting = (result.get(name) if isinstance(result, dict) else None for name in ("acceptance", "setting"))
-    if (
-        not isinstance(acceptance, dict)
-        or not isinstance(setting, dict)
-        or any(name not in acceptance for name in NEEDED)
-    ):
-        raise error(
-            NotFound,
-            "report-unreadable",
-            "this is no report of a smoke test",
-            where=str(path),
-            expected="what `ckpt-tools smoke --json` printed",
-            actual=", ".join(result)[:80] if isinstance(result, dict) else str(result)[:80],
-            fix="run the smoke test again with --json and keep its output",
-        )
+    result = asdict(read_report(path))
     _check_head(path, result, root, subject)
     _check_target(path, result, subject)
     return result
@@ -90,7 +74,7 @@ def section(smoke: Smoke) -> str:
         *((f"share of verifications that accepted {i} or more", f"{v:.3f}") for i, v in _positions(smoke)),
         ("same text as the target alone", lossless),
     ]
-    tree = ("topk", "num_draft_tokens") if setting.get("topk", 1) > 1 else ()
+    tree = ("topk", "num_draft_tokens") if setting["topk"] > 1 else ()
     known = ("steps", *tree, "prompts", "max_new_tokens", "method", "temperature", "dtype", "device")
     how = ", ".join(f"{name} {setting[name]}" for name in known if name in setting)
     picture = f"![{TITLE}: {', '.join(f'{v:.1%}' for _, v in _positions(smoke))}]({PLOT})"

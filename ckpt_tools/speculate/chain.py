@@ -43,14 +43,12 @@ class Chain:
         if self.head.depth > 1 and steps > self.head.depth:
             raise ValueError(f"{self.head.depth} layers draft one token each, not {steps}")
         tokens, probs = list[int](), list[Tensor]()
-        row = self._last
+        row = self.last if self.head.depth == 1 else None
         for step in range(steps):
-            if self.head.depth > 1:
+            if row is None or self.head.depth > 1:
                 row = self._settle(step, tokens)
             elif step:
-                assert row is not None, "no certain row yet"
                 row = self.lanes(row.hidden[:, -1:], tokens[-1:], step)
-            assert row is not None, "no certain row yet"
             token, distribution = choose(self.head.logits(row.features[:, -1])[0])
             tokens.append(token)
             if distribution is not None:

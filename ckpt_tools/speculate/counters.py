@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 class Counters:
     """Verifications and what they accepted. `histogram[a]` counts verifications that accepted a drafts.
 
-    At most `steps` are accepted of the `drafts` that each verification is given; 0 stands for a chain of as many.
+    At most `steps` are accepted of the `drafts` that each verification is given: as many for a chain, which 0 is made.
     `tokens` are those emitted, one per prompt before any verification included. As in SGLang, a verification that runs
     past the end of a text counts whole.
     """

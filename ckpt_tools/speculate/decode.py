@@ -14,7 +14,7 @@ from .counters import Counters
 from .draft import Choose, Draft, likeliest
 from .head import Head
 from .target import Run, Target
-from .tree import Shape, chain_of, grow
+from .tree import TreeShape, chain_of, grow
 from .verification import GREEDY, Sampling, distribution, draw, verifier
 
 
@@ -86,7 +86,7 @@ def speculative(
     limits: Limits,
     counters: Counters,
     sampling: Sampling = GREEDY,
-    shape: Shape | None = None,
+    shape: TreeShape | None = None,
 ) -> Decoded:
     """Draft a chain of `counters.steps` tokens, or a tree of `shape`; verify it in one pass of the target, go on after the last
     token that it keeps."""
@@ -132,7 +132,7 @@ def speculative_steps(
     limits: Limits,
     counters: Counters,
     sampling: Sampling = GREEDY,
-    shape: Shape | None = None,
+    shape: TreeShape | None = None,
 ) -> Iterator[Decoded]:
     shape = shape or chain_of(counters.steps)
     generator = torch.Generator().manual_seed(sampling.seed)

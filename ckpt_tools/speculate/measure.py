@@ -15,8 +15,10 @@ import torch
 from ..drafts.speedup import expected_accepted, speed_up
 from .counters import Counters
 from .decode import Clock, Decoded, Times
+from .draft import ROOT, Draft
 from .results import Depth, Timing
 from .target import Run, Target
+from .tree import TreeShape
 
 ROUNDS = 6  # passes of every width that are timed per prompt; one before them, which warms up, is left out
 _ENDED = object()
@@ -47,15 +49,16 @@ class Tally:
 
 @torch.inference_mode()
 def calibration(
-    target: Target, context: Sequence[int], widths: Sequence[int], seconds: dict[int, float]
+    target: Target, context: Sequence[int], drafts: Sequence[Draft], seconds: dict[int, float]
 ) -> Iterator[None]:
-    """Passes, output layer included, over `widths` tokens after `context`: adds the seconds of one of each at a time."""
+    """Passes, output layer included, over a token and each of `drafts` after `context`: adds the seconds of one of each at a
+    time, by tokens per pass."""
     clock, run = Clock(target.device), Run(target)
     run.feed(context)
     for number in range(ROUNDS + 1):
-        for width in widths:
-            begun = clock()
-            hidden, _ = run.feed(list(context[:1]) * width)
+        for draft in drafts:
+            width, begun = len(draft.tokens) + 1, clock()
+            hidden, _ = run.feed_draft(context[0], draft)
             target.logits(hidden)[0].argmax(-1).tolist()
             seconds[width] = seconds.get(width, 0.0) + ((clock() - begun) if number else 0.0)
             run.roll_back(len(context))
@@ -84,10 +87,18 @@ def in_turns(*runs: Iterator[Any]) -> None:
         left = [run for run in left if next(run, _ENDED) is not _ENDED]
 
 
-def timing(tally: Tally, chain: bool = True) -> Timing:
+def dummy(shape: TreeShape, token: int) -> Draft:
+    """A draft of this size, to be timed: a tree's all follow the root, which costs as much as any other tree."""
+    return Draft([token] * shape.drafts, None, () if shape.chain else (ROOT,) * shape.drafts)
+
+
+def timing(tally: Tally, chain: bool = True) -> Timing | None:
     """Costs, predictions and measurements. Acceptance by position is that of the deepest run, of which every shallower chain
     is a prefix (of a tree, its own run's); `verify` comes from the calibration, scaled to the plain passes of the same run.
+    None where no text went beyond its first token.
     """
+    if not tally.times or not all(times.loop for times in (tally.plain, *tally.times.values())):
+        return None
     deepest = max(tally.times)
     plain_pass = tally.plain.loop / max(tally.plain_passes, 1)
     scale = plain_pass / tally.verify[1]

@@ -7,11 +7,11 @@ import torch
 from ..errors import UsageProblem, error
 from .head import Head
 from .target import Run, Target
-from .tree import Shape
+from .tree import TreeShape
 from .verification import Sampling
 
 
-def check_options(device: str, sampling: Sampling, shape: Shape) -> None:
+def check_options(device: str, sampling: Sampling, shape: TreeShape) -> None:
     """Before anything is loaded; raises UsageProblem."""
     if not shape.chain and not sampling.greedy and sampling.method == "exact":
         raise error(
@@ -33,7 +33,7 @@ def check_options(device: str, sampling: Sampling, shape: Shape) -> None:
         )
 
 
-def check_pair(target: Target, head: Head, shape: Shape) -> None:
+def check_pair(target: Target, head: Head, shape: TreeShape) -> None:
     """Several MTP layers draft one token each. Trees need one layer for all of them, and a past of which branches can be
     kept. Raises UsageProblem."""
     if head.depth > 1 and shape.steps > head.depth:

@@ -23,7 +23,7 @@ from .prompts import Prompt, Texts, read_prompts
 from .results import OWN, Piece, SmokeReport, Text, Tie, acceptance
 from .smoke import DTYPES, Options, counters_of, no_accept, setting_of, target_hash
 from .target import load_target
-from .tree import Shape
+from .tree import TreeShape
 
 PATIENCE = 600.0  # seconds for one prompt
 VERIFICATIONS = "spec_verify_ct"
@@ -106,7 +106,7 @@ def _post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _count(counters: Counters, meta: Mapping[str, Any], tokens: int, url: str, shape: Shape) -> None:
+def _count(counters: Counters, meta: Mapping[str, Any], tokens: int, url: str, shape: TreeShape) -> None:
     """Add one answer's counters; the number of steps of a chain is what the server proposed per verification."""
     accepted, proposed = (next((meta[name] for name in names if name in meta), None) for names in (CORRECT, PROPOSED))
     verifications = meta.get(VERIFICATIONS)

@@ -19,10 +19,11 @@ from .build import build_head
 from .counters import Counters
 from .decode import Decoded, Limits, plain, plain_steps, speculative, speculative_steps
 from .diagnosis import diagnose
+from .draft import Draft
 from .head import Head
 from .loss import Rows, judge, rows_of, vocabulary
 from .lossless import TOLERANCE, compare, tie_note
-from .measure import Tally, Watched, calibration, in_turns, timing
+from .measure import Tally, Watched, calibration, dummy, in_turns, timing
 from .preconditions import check_options, check_pair
 from .prompts import BUILTIN, Prompt, Texts, read_prompts
 from .results import (
@@ -39,7 +40,7 @@ from .results import (
 )
 from .target import Target, load_target
 from .tensors import read_head
-from .tree import Shape, shape_of, timed
+from .tree import TreeShape, at_depth, shape_of
 from .verification import GREEDY, Sampling
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -66,7 +67,7 @@ class Options:
     num_draft_tokens: int | None = None
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> TreeShape:
         return shape_of(self.steps, self.topk, self.num_draft_tokens)
 
 
@@ -77,7 +78,7 @@ class _Running:
     target: Target
     head: Head
     options: Options
-    shape: Shape
+    shape: TreeShape
     limits: Limits
     counters: Counters
     texts: Texts
@@ -119,7 +120,7 @@ def smoke(
         acceptance=acceptance(run.counters),
         ties=run.ties,
         loss=loss,
-        timing=timing(run.tally, shape.chain) if run.tally.times else None,
+        timing=timing(run.tally, shape.chain),
         texts=run.shown,
     )
     return Outcome(report, [*findings, *run.found, *_about(report, options)])
@@ -136,7 +137,7 @@ def _verified(draft: Path, target: Path, options: Options) -> list[Finding]:
     return found
 
 
-def _running(target: Target, head: Head, options: Options, shape: Shape) -> _Running:
+def _running(target: Target, head: Head, options: Options, shape: TreeShape) -> _Running:
     texts = Texts(target)
     limits = Limits(options.max_new_tokens, texts.stop)
     return _Running(target, head, options, shape, limits, counters_of(shape), texts)
@@ -167,13 +168,14 @@ def _time(run: _Running, prompt: Prompt) -> None:
     deepest = run.options.depths if run.head.depth == 1 else min(run.options.depths, run.head.depth)
     alone = Watched(plain_steps(target, prompt.ids, limits, sampling))
     depths: dict[int, Watched] = {}
-    widths = {1}
+    sizes = [Draft([])]
     for steps in range(1, deepest + 1):
-        shape = timed(run.shape, steps)
+        shape = at_depth(run.shape, steps)
         counters = tally.counters.setdefault(steps, counters_of(shape))
         depths[steps] = Watched(speculative_steps(target, run.head, prompt.ids, limits, counters, sampling, shape))
-        widths.add(shape.drafts + 1)
-    in_turns(alone, *depths.values(), calibration(target, prompt.ids, sorted(widths), tally.verify))
+        if shape.drafts > len(sizes[-1].tokens):
+            sizes.append(dummy(shape, prompt.ids[0]))
+    in_turns(alone, *depths.values(), calibration(target, prompt.ids, sizes, tally.verify))
     tally.add_plain(alone.last)
     for steps, watched in depths.items():
         tally.add(steps, watched.last)
@@ -238,7 +240,7 @@ def _pieces(texts: Texts, run: Decoded) -> list[Piece]:
     return [Piece(kind, texts.text(tokens)) for kind, tokens in kinds]
 
 
-def counters_of(shape: Shape) -> Counters:
+def counters_of(shape: TreeShape) -> Counters:
     return Counters(shape.steps, drafts=shape.drafts)
 
 

@@ -72,7 +72,7 @@ def load_target(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.fl
         model, info = loader.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as problem:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as problem:
         quantised = quantisation(facts.config) is not None
         again = "; or dequantise it: `ckpt-tools convert` to torch-dist, and back" if quantised else ""
         raise error(
@@ -102,9 +102,17 @@ def _config(folder: Path, facts: TargetFacts) -> Any:
     kind = facts.config.get("model_type")
     body = BODIES.get(str(kind))
     if body is None:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return _dequantising(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     fields = {name: value for name, value in facts.config.items() if name not in NOT_OF_THE_BODY}
-    return AutoConfig.for_model(body, **fields)
+    return _dequantising(AutoConfig.for_model(body, **fields))
+
+
+def _dequantising(config: Any) -> Any:
+    """Float8 in blocks is dequantised while loading, also on a GPU that could compute with it: so is the head."""
+    scheme = getattr(config, "quantization_config", None)
+    if isinstance(scheme, dict) and scheme.get("quant_method") == "fp8":
+        config.quantization_config = {**scheme, "dequantize": True}
+    return config
 
 
 def _check(folder: Path, info: Any) -> None:
@@ -226,10 +234,12 @@ class Run:
         start = self.length - len(draft.tokens) - 1
         if draft.parents:
             chosen = torch.tensor([0, *(number + 1 for number in path)], device=self.target.device) + start
+            stop = start + 1 + len(path)
             for layer in self.cache.layers:
-                layer.keys = torch.cat([layer.keys[..., :start, :], layer.keys[..., chosen, :]], dim=-2)
-                layer.values = torch.cat([layer.values[..., :start, :], layer.values[..., chosen, :]], dim=-2)
-            self.length = start + 1 + len(path)
+                for part in (layer.keys, layer.values):
+                    part[..., start:stop, :] = part[..., chosen, :]
+            self.cache.crop(stop - self.length)
+            self.length = stop
         else:
             self.roll_back(start + 1 + len(path))
 

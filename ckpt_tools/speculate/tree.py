@@ -21,7 +21,7 @@ from .draft import ROOT, Draft
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TreeShape:
     """`steps` deep, `topk` lanes wide, `drafts` tokens in all: SGLang's num_steps, eagle_topk, num_draft_tokens - 1."""
 
     steps: int
@@ -38,18 +38,18 @@ class Shape:
         return self.topk + (self.steps - 1) * self.topk**2
 
 
-def chain_of(steps: int) -> Shape:
-    return Shape(steps, 1, steps)
+def chain_of(steps: int) -> TreeShape:
+    return TreeShape(steps, 1, steps)
 
 
-def shape_of(steps: int, topk: int, num_draft_tokens: int | None) -> Shape:
+def shape_of(steps: int, topk: int, num_draft_tokens: int | None) -> TreeShape:
     """From SGLang's three numbers; a chain needs no third. Raises UsageProblem where they do not go together."""
-    largest = Shape(steps, topk, 0).largest
+    largest = TreeShape(steps, topk, 0).largest
     if num_draft_tokens is None and topk == 1:
         return chain_of(steps)
-    low = largest if topk == 1 else topk
-    if num_draft_tokens is None or not low < num_draft_tokens <= largest + 1:
-        span = str(low + 1) if low == largest else f"{low + 1} to {largest + 1}"
+    least = largest if topk == 1 else 1
+    if num_draft_tokens is None or not least < num_draft_tokens <= largest + 1:
+        span = str(least + 1) if least == largest else f"{least + 1} to {largest + 1}"
         raise error(
             UsageProblem,
             "tree-shape",
@@ -58,41 +58,44 @@ def shape_of(steps: int, topk: int, num_draft_tokens: int | None) -> Shape:
             actual="none" if num_draft_tokens is None else str(num_draft_tokens),
             fix="say what the server is started with: --speculative-num-draft-tokens",
         )
-    return Shape(steps, topk, num_draft_tokens - 1)
+    return TreeShape(steps, topk, num_draft_tokens - 1)
 
 
-def timed(shape: Shape, steps: int) -> Shape:
+def at_depth(shape: TreeShape, steps: int) -> TreeShape:
     """The same tree with another depth: no more drafts than it can hold."""
     if shape.chain:
         return chain_of(steps)
-    other = Shape(steps, shape.topk, shape.drafts)
+    other = TreeShape(steps, shape.topk, shape.drafts)
     return replace(other, drafts=min(shape.drafts, other.largest))
 
 
-def grow(chain: Chain, shape: Shape) -> Draft:
+def grow(chain: Chain, shape: TreeShape) -> Draft:
     """A tree after the last certain row of a head of one layer."""
-    scores, tokens, parents = list[Tensor](), list[Tensor](), list[int]()
-    lane_scores, places = torch.ones(1), [ROOT]  # of every lane: its score, and where its token stands among all scored
+    scores, tokens, parents = list[Tensor](), list[int](), list[int]()  # of every token that is scored
+    lane_scores, places = torch.ones(1), [ROOT]  # of every lane: its score, and where its token stands among them
     hidden, features = chain.last.hidden[:, -1:], chain.last.features[:, -1:]
     for step in range(shape.steps):
         if step:
-            row = chain.lanes(hidden, [int(torch.cat(tokens)[place]) for place in places], step)
+            row = chain.lanes(hidden, [tokens[place] for place in places], step)
             hidden, features = row.hidden, row.features
-        probs, found = torch.softmax(chain.head.logits(features)[0].float(), -1).topk(shape.topk, dim=-1)
-        offset = len(parents)
+        likely = torch.softmax(chain.head.logits(features)[0].float(), -1).nan_to_num(
+            0
+        )  # a damaged head's, or float16's
+        probs, found = likely.topk(shape.topk, dim=-1)
+        offset = len(tokens)
         scored = (lane_scores[:, None] * probs.cpu()).flatten()
         scores.append(scored)
-        tokens.append(chain.head.target_ids(found).flatten().cpu())
+        tokens += chain.head.target_ids(found).flatten().tolist()
         parents += [place for place in places for _ in range(shape.topk)]
         lane_scores, best = scored.topk(shape.topk)
         hidden = hidden[:, (best // shape.topk).to(hidden.device)]
         places = [offset + int(index) for index in best]
-    return _best(torch.cat(scores), torch.cat(tokens), parents, shape.drafts)
+    return _best(torch.cat(scores), tokens, parents, shape.drafts)
 
 
-def _best(scores: Tensor, tokens: Tensor, parents: list[int], count: int) -> Draft:
+def _best(scores: Tensor, tokens: list[int], parents: list[int], count: int) -> Draft:
     """The `count` best in the order in which they were made: a parent scores no less than its children and stands before
     them, so a stable order keeps it with them."""
     kept = scores.sort(descending=True, stable=True).indices[:count].sort().values.tolist()
     place = {number: i for i, number in enumerate(kept)} | {ROOT: ROOT}
-    return Draft(tokens[kept].tolist(), None, tuple(place[parents[number]] for number in kept))
+    return Draft([tokens[number] for number in kept], None, tuple(place[parents[number]] for number in kept))

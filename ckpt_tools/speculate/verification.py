@@ -80,7 +80,10 @@ def exact(draft: Draft, p: Tensor, generator: torch.Generator) -> Verified:
         q = draft.probs[step]
         if float(coins[step]) * float(q[token]) >= float(p[step, token]):
             residual = (p[step] - q).clamp(min=0)
-            return list(range(step)), [*draft.tokens[:step], draw(residual, generator)]
+            return list(range(step)), [
+                *draft.tokens[:step],
+                draw(residual if bool(residual.any()) else p[step], generator),
+            ]
     return list(range(len(draft.tokens))), [*draft.tokens, draw(p[-1], generator)]
 
 
@@ -89,15 +92,26 @@ def target_only(draft: Draft, p: Tensor, generator: torch.Generator) -> Verified
     coins, path = torch.rand(len(draft.tokens), generator=generator).tolist(), list[int]()
     while True:
         last = path[-1] if path else ROOT
-        rest, reached, coin = p[last + 1].clone(), 0.0, coins[len(path)] if len(path) < len(coins) else 1.0
-        for number in draft.children(last):
-            reached += float(rest[draft.tokens[number]])
-            if coin < reached:
-                path.append(number)
-                break
-            rest[draft.tokens[number]] = 0
-        else:
+        rest, candidates = p[last + 1].clone(), draft.children(last)
+        kept = _hit(rest, [draft.tokens[number] for number in candidates], coins[len(path)]) if candidates else None
+        if kept is None:
             return path, [*(draft.tokens[number] for number in path), draw(rest, generator)]
+        path.append(candidates[kept])
+
+
+def _hit(rest: Tensor, tokens: list[int], coin: float) -> int | None:
+    """Which of the tokens `coin` falls on, if they lie side by side with their probabilities `rest`; those before it, or all
+    where it is none, are taken out of `rest`. All of the mass may be theirs: then it is one of them, whatever rounding says.
+    """
+    reached, last = 0.0, None
+    for place, token in enumerate(tokens):
+        share = float(rest[token])
+        reached += share
+        if coin < reached:
+            return place
+        last = place if share > 0 else last
+        rest[token] = 0
+    return None if bool(rest.any()) else last
 
 
 def draw(weights: Tensor, generator: torch.Generator) -> int:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ckpt_tools.errors import CkptError
 from ckpt_tools.stores.torch_dist import frames
 from ckpt_tools.stores.torch_dist import opcodes as op
-from ckpt_tools.stores.torch_dist.frames import read_object, read_payload, tensor_frame
+from ckpt_tools.stores.torch_dist.frames import tensor_frame
+from ckpt_tools.stores.torch_dist.payloads import read_object, read_payload
 from ckpt_tools.stores.torch_dist.reader import locate, open_checkpoint
 from tests.stores.make import EMBEDDING, torch_dist
 

@@ -19,7 +19,7 @@ from ckpt_tools.speculate.draft import ROOT, Draft
 from ckpt_tools.speculate.head import Head
 from ckpt_tools.speculate.preconditions import check_pair
 from ckpt_tools.speculate.target import Run, Target, load_target
-from ckpt_tools.speculate.tree import Shape, grow, shape_of, timed
+from ckpt_tools.speculate.tree import TreeShape, at_depth, grow, shape_of
 from ckpt_tools.speculate.verification import greedy
 from tests.conftest import Command
 
@@ -28,11 +28,11 @@ from . import worlds
 from .conftest import Clockwork, SmolLM2
 
 TREE = Draft([7, 3, 9, 3, 4, 1], None, (ROOT, ROOT, 0, 0, 1, 4))
-SHAPES = [Shape(1, 3, 3), Shape(2, 2, 5), Shape(3, 2, 7), Shape(4, 3, 12), Shape(3, 5, 55)]
+SHAPES = [TreeShape(1, 3, 3), TreeShape(2, 2, 5), TreeShape(3, 2, 7), TreeShape(4, 3, 12), TreeShape(3, 5, 55)]
 WIDE = {
-    "mtp": Shape(3, 40, 600),
-    "eagle": Shape(3, 40, 600),
-    "eagle3": Shape(3, 12, 200),
+    "mtp": TreeShape(3, 40, 600),
+    "eagle": TreeShape(3, 40, 600),
+    "eagle3": TreeShape(3, 12, 200),
 }  # random heads are right at times
 
 
@@ -55,7 +55,7 @@ def started(target: Target, head: Head, ids: list[int]) -> Chain:
     return chain
 
 
-def searched(target: Target, head: Head, ids: list[int], shape: Shape) -> dict[tuple[int, ...], float]:
+def searched(target: Target, head: Head, ids: list[int], shape: TreeShape) -> dict[tuple[int, ...], float]:
     """The drafts as texts with their scores, by a search that keeps whole lanes and shares nothing with `grow`.
 
     A lane is (text, score, the rows that stand in it); every step reads the prompt again, without a cache.
@@ -105,7 +105,9 @@ def texts_of(draft: Draft) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("kind", ["mtp", "eagle", "eagle3"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_tree_holds_what_a_plain_search_finds(kind: str, shape: Shape, loud: dict[str, tuple[Path, Path]]) -> None:
+def test_a_tree_holds_what_a_plain_search_finds(
+    kind: str, shape: TreeShape, loud: dict[str, tuple[Path, Path]]
+) -> None:
     target, head = opened(loud[kind])
     ids = [5, 9, 11, 3, 22, 8]
     with torch.inference_mode():
@@ -147,7 +149,7 @@ def test_the_greedy_way_through_a_tree(says: list[int], path: list[int], emitted
 
 @pytest.mark.parametrize("kind", ["mtp", "eagle", "eagle3"])
 @pytest.mark.parametrize("shape", [*SHAPES, None], ids=str)
-def test_trees_are_lossless(kind: str, shape: Shape | None, loud: dict[str, tuple[Path, Path]]) -> None:
+def test_trees_are_lossless(kind: str, shape: TreeShape | None, loud: dict[str, tuple[Path, Path]]) -> None:
     wide, shape = shape is None, shape or WIDE[kind]
     target, head = opened(loud[kind])
     counters = Counters(shape.steps, drafts=shape.drafts)
@@ -185,7 +187,7 @@ def test_a_tree_accepts_more_than_a_chain(kind: str, smollm2: SmolLM2) -> None:
     """The real target and heads: a second guess for every token is sometimes the right one."""
     target, head, found = smollm2.of(kind), smollm2.head(kind), []
     texts = [plain(target, prompt, Limits(24, {2})).tokens for prompt in smollm2.prompts[:2]]
-    for shape in (Shape(3, 1, 3), Shape(3, 4, 16)):
+    for shape in (TreeShape(3, 1, 3), TreeShape(3, 4, 16)):
         found.append(Counters(3, drafts=shape.drafts))
         for prompt, text in zip(smollm2.prompts, texts, strict=False):
             assert speculative(target, head, prompt, Limits(24, {2}), found[-1], shape=shape).tokens == text
@@ -193,13 +195,13 @@ def test_a_tree_accepts_more_than_a_chain(kind: str, smollm2: SmolLM2) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "topk", "tokens", "drafts"), [(3, 1, None, 3), (3, 1, 4, 3), (1, 4, 5, 4), (3, 2, 4, 3), (3, 2, 11, 10)]
+    ("steps", "topk", "tokens", "drafts"), [(3, 1, None, 3), (3, 1, 4, 3), (1, 4, 5, 4), (3, 2, 2, 1), (3, 2, 11, 10)]
 )
 def test_shapes(steps: int, topk: int, tokens: int | None, drafts: int) -> None:
-    assert shape_of(steps, topk, tokens) == Shape(steps, topk, drafts)
+    assert shape_of(steps, topk, tokens) == TreeShape(steps, topk, drafts)
 
 
-@pytest.mark.parametrize(("steps", "topk", "tokens"), [(3, 1, 5), (3, 2, None), (3, 2, 2), (3, 2, 12), (1, 4, 6)])
+@pytest.mark.parametrize(("steps", "topk", "tokens"), [(3, 1, 5), (3, 2, None), (3, 2, 1), (3, 2, 12), (1, 4, 6)])
 def test_shapes_that_do_not_go_together(steps: int, topk: int, tokens: int | None) -> None:
     with pytest.raises(UsageProblem) as caught:
         shape_of(steps, topk, tokens)
@@ -207,8 +209,8 @@ def test_shapes_that_do_not_go_together(steps: int, topk: int, tokens: int | Non
 
 
 def test_another_depth_of_the_same_tree() -> None:
-    assert [timed(Shape(3, 2, 7), steps).drafts for steps in (1, 2, 3, 4)] == [2, 6, 7, 7]
-    assert timed(Shape(3, 1, 3), 2) == Shape(2, 1, 2)
+    assert [at_depth(TreeShape(3, 2, 7), steps).drafts for steps in (1, 2, 3, 4)] == [2, 6, 7, 7]
+    assert at_depth(TreeShape(3, 1, 3), 2) == TreeShape(2, 1, 2)
 
 
 def smoke_words(folder: Path, target: Path, draft: Path, *more: object) -> tuple[object, ...]:
@@ -252,9 +254,9 @@ def test_what_is_not_drafted_as_a_tree(
 def test_a_tree_wider_than_the_draft_vocabulary(loud: dict[str, tuple[Path, Path]]) -> None:
     target, head = opened(loud["eagle3"])
     words = head.logits(torch.zeros(1, head.hidden_size)).shape[-1]
-    check_pair(target, head, Shape(2, words, words))
+    check_pair(target, head, TreeShape(2, words, words))
     with pytest.raises(UsageProblem) as caught:
-        check_pair(target, head, Shape(2, words + 1, words + 1))
+        check_pair(target, head, TreeShape(2, words + 1, words + 1))
     assert [finding.code for finding in caught.value.findings] == ["tree-shape"]
 
 

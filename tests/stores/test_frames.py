@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from ckpt_tools.errors import CkptError
 from ckpt_tools.stores.dtypes import DTYPES
 from ckpt_tools.stores.torch_dist import frames
-from ckpt_tools.stores.torch_dist.frames import Payload, object_frame, read_object, read_payload, tensor_frame
+from ckpt_tools.stores.torch_dist.frames import object_frame, tensor_frame
+from ckpt_tools.stores.torch_dist.payloads import Payload, read_object, read_payload
 
 from .make import TORCH, random_tensor, raw
 

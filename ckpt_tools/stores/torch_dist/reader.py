@@ -12,8 +12,8 @@ from ...errors import CkptError, Finding, NotFound, error
 from ...refs.edges import fill_edges
 from ...report import Report, listed
 from ..base import Chunk, Source, Tensor, is_file, tile_exactly
-from .frames import read_object, read_payload
 from .metadata import Contents, Entry, Stored, parse
+from .payloads import read_object, read_payload
 
 TRACKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
@@ -187,6 +187,7 @@ def locate(checkpoint: TorchDist, names: set[str]) -> None:
     fill_edges(checkpoint.root, (box.stored for name in names for box in checkpoint.contents.tensors[name].boxes))
     numbers: dict[str, int] = {}
     handles: dict[str, int] = {}
+    paths: dict[str, str] = {}  # as text: joining one for every chunk takes as long as reading it
     findings: list[Finding] = []
     try:
         for name in sorted(names):
@@ -198,7 +199,8 @@ def locate(checkpoint: TorchDist, names: set[str]) -> None:
                     handles[file] = os.open(checkpoint.root / file, os.O_RDONLY)
                     numbers[file] = len(checkpoint.files)
                     checkpoint.files.append(checkpoint.root / file)
-                where = f"{checkpoint.root / file}: {name} at {list(box.origin)}"
+                    paths[file] = str(checkpoint.root / file)
+                where = f"{paths[file]}: {name} at {list(box.origin)}"
                 payload = read_payload(handles[file], box.stored.offset, box.stored.length, where)
                 if (payload.dtype, payload.shape) != (entry.dtype, box.shape):
                     findings.append(
