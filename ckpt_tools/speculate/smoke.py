@@ -244,12 +244,12 @@ def counters_of(shape: TreeShape) -> Counters:
     return Counters(shape.steps, drafts=shape.drafts)
 
 
-def setting_of(options: Options, prompts: int, steps: int | None = None) -> Setting:
+def setting_of(options: Options, prompts: int) -> Setting:
     greedy = options.sampling.greedy
     return Setting(
         device=options.device,
         dtype=options.dtype,
-        steps=options.steps if steps is None else steps,
+        steps=options.steps,
         max_new_tokens=options.max_new_tokens,
         prompts=prompts,
         method="greedy" if greedy else options.sampling.method,

@@ -36,25 +36,31 @@ def test_a_damaged_frame(where: str, tmp_path: Path) -> None:
     assert EMBEDDING.name in caught.value.findings[0].where
 
 
-FRAME = tensor_frame("BF16", (3, 4))
+def whole(shape: tuple[int, ...]) -> bytes:
+    frame = tensor_frame("BF16", shape)
+    return frame.head + bytes(frame.gap) + bytes(frame.payload) + frame.tail
 
 
-WHOLE = FRAME.head + bytes(FRAME.payload) + FRAME.tail
+SHORT, LONG = whole((3, 4)), whole((64, 64))  # read in one piece; its ends are read apart
+RECORDS = 1200  # bytes at either end of the long one, in which everything but its payload lies
 
 
-@settings(max_examples=300)
+@settings(max_examples=500)
 @given(
-    at=st.integers(0, len(WHOLE) - 8),
+    frame=st.sampled_from([SHORT, LONG]),
+    at=st.integers(0, RECORDS),
+    behind=st.booleans(),
     junk=st.binary(min_size=1, max_size=8) | st.sampled_from([b"\xff" * n for n in (2, 4, 8)]),
     cut=st.integers(0, 40),
-    whole=st.booleans(),
 )
 def test_a_frame_with_noise_in_it_is_one_clear_error_or_right(
-    at: int, junk: bytes, cut: int, whole: bool, tmp_path_factory: pytest.TempPathFactory
+    frame: bytes, at: int, behind: bool, junk: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    data = bytearray(WHOLE)
+    data = bytearray(frame)
+    at = len(frame) - 1 - at if behind else at
+    at = min(max(at, 0), len(frame) - 8)
     data[at : at + len(junk)] = junk
-    data = data if whole else data[cut:]
+    data = data[cut:]
     path = tmp_path_factory.getbasetemp() / "noise"
     path.write_bytes(data)
     with path.open("rb") as stream:
@@ -70,17 +76,39 @@ def test_a_frame_with_noise_in_it_is_one_clear_error_or_right(
 
 
 def test_zip64_addresses_beyond_the_file(tmp_path: Path) -> None:
-    at = WHOLE.rindex(b"PK\x05\x06")
+    at = SHORT.rindex(b"PK\x05\x06")
     end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
     for address in (2**63, 2**64 - 1, 10**6):
         locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, address, 1)
-        (tmp_path / "frame").write_bytes(WHOLE[:at] + locator + end)
+        (tmp_path / "frame").write_bytes(SHORT[:at] + locator + end)
         with (tmp_path / "frame").open("rb") as stream, pytest.raises(CkptError) as caught:
             read_payload(stream.fileno(), 0, at + len(locator) + len(end), "here")
         assert caught.value.findings[0].code == "frame-damaged"
 
 
+def test_a_directory_that_would_fill_memory(tmp_path: Path) -> None:
+    """A file of holes, in which a directory of 3 GB may well lie."""
+    size = 5 << 30
+    end = struct.pack(frames.END, b"PK\x05\x06", 0, 0, 7, 7, 3 << 30, 64, 0)
+    with (tmp_path / "frame").open("wb") as stream:
+        stream.seek(size - len(end))
+        stream.write(end)
+    with (tmp_path / "frame").open("rb") as stream, pytest.raises(CkptError) as caught:
+        read_payload(stream.fileno(), 0, size, "here")
+    assert caught.value.findings[0].code == "frame-damaged"
+
+
+def tensor_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
+    storage = op.persistent(
+        op.tuple_of((op.text("storage"), op.glob("torch", "FloatStorage"), op.text("0"), op.text("cpu"), op.integer(1)))
+    )
+    arguments = op.tuple_of((storage, op.integer(0), op.integers(shape), op.integers(strides)))
+    return op.call(op.glob("torch._utils", "_rebuild_tensor_v2"), arguments)
+
+
 NOT_A_TENSOR = {
+    "more elements than there can be": tensor_of((2**63,), (1,)),
+    "as many dimensions as elements": tensor_of((1,) * 65, (1,) * 65),
     "an object": op.list_of([op.NONE]),
     "no arguments": op.call(op.glob("torch._utils", "_rebuild_tensor_v2"), op.EMPTY_TUPLE),
     "no storage": op.call(

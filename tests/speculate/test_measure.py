@@ -32,6 +32,7 @@ def tally() -> Tally:
 def test_a_chain_is_predicted_from_the_deepest(tally: Tally) -> None:
     """E[A] of one step is the first position of the run with two: 16 of 40."""
     found = timing(tally)
+    assert found is not None
     assert (found.target, found.plain_tokens_per_second) == pytest.approx((100.0, 10.0))
     assert (found.draft, found.overhead) == pytest.approx((DRAFT * 1e3, OVERHEAD * 1e3))
     assert found.verify == pytest.approx([100.0, 120.0, 150.0])
@@ -46,11 +47,21 @@ def test_a_chain_is_predicted_from_the_deepest(tally: Tally) -> None:
 
 def test_a_tree_is_predicted_from_its_own_run_and_size(tally: Tally) -> None:
     tally.counters[2].drafts = 5
-    one, two = timing(tally, chain=False).depths
+    found = timing(tally, chain=False)
+    assert found is not None
+    one, two = found.depths
     assert one.predicted == pytest.approx(1.5 / ((DRAFT + 0.12 + OVERHEAD) / 0.1))
     assert two.predicted == pytest.approx(1.65 / ((2 * DRAFT + 0.2 + OVERHEAD) / 0.1))
 
 
+def test_nothing_is_timed_where_nothing_went_on(tally: Tally) -> None:
+    """Texts of one token: no pass of the loop ran."""
+    tally.plain.loop = 0.0
+    assert timing(tally) is None
+    assert timing(Tally()) is None
+
+
 def test_the_best_depth_is_the_fastest_that_was_measured(tally: Tally) -> None:
     tally.tokens = {1: 90, 2: 120}
-    assert timing(tally).best_steps == 2
+    found = timing(tally)
+    assert found is not None and found.best_steps == 2

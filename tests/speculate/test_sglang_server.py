@@ -92,14 +92,15 @@ def test_the_real_server_grows_the_same_trees(
 
 
 def same_counts(target: Path, draft: Path, algorithm: str, command: Command, folder: Path, *shape: object) -> None:
-    """One report from here, one from the server: the same texts, the same acceptance."""
+    """One report from here, one from the server, which is not told what it drafts: the same texts, the same acceptance."""
     prompts = worlds.write_prompts(folder / "prompts.json", *PROMPTS)
-    words = ("smoke", target, draft, "--prompts", prompts, "--max-new-tokens", 24, "--depths", 0, "--json", *shape)
-    here = command(*words, code=None).result
+    words = ("smoke", target, draft, "--prompts", prompts, "--max-new-tokens", 24, "--depths", 0, "--json")
+    here = command(*words, *shape, code=None).result
     with serving(target, algorithm, draft, folder / "log", *shape) as url:
         there = command(*words, "--server", url).result
     assert there["server"] == url
     assert there["lossless"] is here["lossless"] is True
     assert [text["text"] for text in there["texts"]] == [text["text"] for text in here["texts"]]
     assert there["acceptance"] == here["acceptance"]
+    assert there["setting"] == here["setting"]
     assert 0 < here["acceptance"]["accepted"] < here["acceptance"]["proposed"]

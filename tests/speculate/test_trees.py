@@ -181,6 +181,24 @@ def test_the_head_is_fed_the_states_of_the_kept_branch(
     torch.testing.assert_close(together, whole[:, : together.shape[1]], atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("broken", [1, 2])
+def test_a_head_that_says_no_number(
+    broken: int, loud: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Overflow in float16, or a damaged head: what it says from step `broken` on is worth nothing; the text stays right."""
+    target, head = opened(loud["eagle"])
+    lanes = Chain.lanes
+
+    def overflowing(self: Chain, hidden: Tensor, tokens: Any, step: int) -> Any:
+        row = lanes(self, hidden, tokens, step)
+        return row._replace(features=row.features * float("nan")) if step >= broken else row
+
+    monkeypatch.setattr(Chain, "lanes", overflowing)
+    shape = TreeShape(3, 2, 3)
+    found = speculative(target, head, [5, 9, 11, 3], Limits(8), Counters(3, drafts=3), shape=shape)
+    assert found.tokens == plain(target, [5, 9, 11, 3], Limits(8)).tokens
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("kind", ["mtp", "eagle3"])
 def test_a_tree_accepts_more_than_a_chain(kind: str, smollm2: SmolLM2) -> None:

@@ -138,6 +138,18 @@ def widened(frame: bytes) -> bytes:
     return frame[:start] + directory + wide + locator + end
 
 
+@pytest.mark.parametrize("writer", ["torch", "ours"])
+def test_a_long_frame_costs_two_reads(writer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its two ends; a model has tens of thousands of them."""
+    tensor, reads = torch.rand(64, 64), []
+    data = saved(tensor) if writer == "torch" else framed(tensor, "F32")
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *where: reads.append(where) or pread(*where))
+    payload = located(data, 5)
+    assert (b"\xff" * 5 + data)[payload.offset : payload.offset + tensor.nbytes] == raw(tensor)
+    assert len(reads) == 2
+
+
 def test_a_frame_of_4_gib_is_refused() -> None:
     with pytest.raises(ValueError, match="zip64"):
         tensor_frame("U8", (1 << 32,))
