@@ -78,10 +78,7 @@ def grow(chain: Chain, shape: TreeShape) -> Draft:
         if step:
             row = chain.lanes(hidden, [tokens[place] for place in places], step)
             hidden, features = row.hidden, row.features
-        likely = torch.softmax(chain.head.logits(features)[0].float(), -1).nan_to_num(
-            0
-        )  # a damaged head's, or float16's
-        probs, found = likely.topk(shape.topk, dim=-1)
+        probs, found = likelihoods(chain.head.logits(features)[0]).topk(shape.topk, dim=-1)
         offset = len(tokens)
         scored = (lane_scores[:, None] * probs.cpu()).flatten()
         scores.append(scored)
@@ -91,6 +88,11 @@ def grow(chain: Chain, shape: TreeShape) -> Draft:
         hidden = hidden[:, (best // shape.topk).to(hidden.device)]
         places = [offset + int(index) for index in best]
     return _best(torch.cat(scores), tokens, parents, shape.drafts)
+
+
+def likelihoods(logits: Tensor) -> Tensor:
+    """`[..., V]` in float32; nothing is likely where a head says no number (damaged, or beyond float16)."""
+    return torch.softmax(logits.float(), -1).nan_to_num(0)
 
 
 def _best(scores: Tensor, tokens: list[int], parents: list[int], count: int) -> Draft:
