@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -86,8 +87,15 @@ def test_zip64_addresses_beyond_the_file(tmp_path: Path) -> None:
         assert caught.value.findings[0].code == "frame-damaged"
 
 
-def test_a_directory_that_would_fill_memory(tmp_path: Path) -> None:
+def test_a_directory_that_would_fill_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of holes, in which a directory of 3 GB may well lie."""
+    pread = os.pread
+
+    def small(fd: int, size: int, at: int) -> bytes:
+        assert size < 1 << 27
+        return pread(fd, size, at)
+
+    monkeypatch.setattr(os, "pread", small)
     size = 5 << 30
     end = struct.pack(frames.END, b"PK\x05\x06", 0, 0, 7, 7, 3 << 30, 64, 0)
     with (tmp_path / "frame").open("wb") as stream:
@@ -106,8 +114,10 @@ def tensor_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
     return op.call(op.glob("torch._utils", "_rebuild_tensor_v2"), arguments)
 
 
+ENDLESS = op.tuple_of([b"\x8b" + struct.pack("<i", 2000) + b"\x7f" * 2000])  # LONG4, 4800 digits
 NOT_A_TENSOR = {
     "more elements than there can be": tensor_of((2**63,), (1,)),
+    "a number that Python does not print": tensor_of((1,), (1,)).replace(op.integers((1,)), ENDLESS, 1),
     "as many dimensions as elements": tensor_of((1,) * 65, (1,) * 65),
     "an object": op.list_of([op.NONE]),
     "no arguments": op.call(op.glob("torch._utils", "_rebuild_tensor_v2"), op.EMPTY_TUPLE),
@@ -152,7 +162,7 @@ def test_a_frame_that_holds_no_tensor(name: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(frames, "_tensor_pickle", lambda *_: op.program(NOT_A_TENSOR[name]))
     frame = tensor_frame("F32", (2,))
     frames._tensor_head.cache_clear()
-    (tmp_path / "frame").write_bytes(frame.head + bytes(8) + frame.tail)
+    (tmp_path / "frame").write_bytes(frame.head + bytes(frame.gap + 8) + frame.tail)
     with (tmp_path / "frame").open("rb") as stream, pytest.raises(CkptError) as caught:
         read_payload(stream.fileno(), 0, frame.size, "here")
     assert (caught.value.findings[0].code, caught.value.findings[0].where) == ("frame-damaged", "here")
