@@ -14,8 +14,10 @@ from ckpt_tools.speculate.decode import Limits, plain, speculative
 from ckpt_tools.speculate.head import causal_mask
 from ckpt_tools.speculate.lossless import compare
 from ckpt_tools.speculate.target import Run, load_target
+from ckpt_tools.speculate.tree import TreeShape
 from tests.conftest import Tiny
 from tests.speculate import worlds
+from tests.speculate.test_quantised import in_float8
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 FAMILIES = ("mimo", "glm4_moe", "deepseek_v3", "qwen3_next")
@@ -33,6 +35,29 @@ def world(family: str, tiny: Tiny) -> Path:
 def test_lossless_on_the_gpu(family: str, dtype: torch.dtype, tiny: Tiny) -> None:
     folder = world(family, tiny)
     target = load_target(folder, "cuda", dtype)
+    head, counters = build_head(open_draft(folder), target), Counters(3)
+    alone = plain(target, worlds.START, Limits(32)).tokens
+    found = speculative(target, head, worlds.START, Limits(32), counters).tokens
+    assert compare(target, worlds.START, alone, found)[1] is None
+    assert 0 < counters.accepted < counters.proposed
+
+
+@pytest.mark.parametrize("family", ["mimo", "glm4_moe"])
+def test_trees_on_the_gpu(family: str, tiny: Tiny) -> None:
+    folder, shape = world(family, tiny), TreeShape(3, 2, 7)
+    target = load_target(folder, "cuda")
+    head, counters = build_head(open_draft(folder), target), Counters(3, drafts=shape.drafts)
+    alone = plain(target, worlds.START, Limits(32)).tokens
+    found = speculative(target, head, worlds.START, Limits(32), counters, shape=shape).tokens
+    assert compare(target, worlds.START, alone, found)[1] is None
+    assert 0 < counters.accepted < counters.proposed
+
+
+@pytest.mark.parametrize("family", ["mimo", "glm4_moe"])
+def test_a_float8_model_is_dequantised_on_the_gpu_too(family: str, tiny: Tiny) -> None:
+    folder = in_float8(world(family, tiny), (4, 4))
+    target = load_target(folder, "cuda", torch.bfloat16)
+    assert {tensor.dtype for tensor in target.model.parameters()} == {torch.bfloat16}
     head, counters = build_head(open_draft(folder), target), Counters(3)
     alone = plain(target, worlds.START, Limits(32)).tokens
     found = speculative(target, head, worlds.START, Limits(32), counters).tokens
