@@ -57,7 +57,7 @@ def test_trees_on_the_gpu(family: str, tiny: Tiny) -> None:
 def test_a_float8_model_is_dequantised_on_the_gpu_too(family: str, tiny: Tiny) -> None:
     folder = in_float8(world(family, tiny), (4, 4))
     target = load_target(folder, "cuda", torch.bfloat16)
-    assert {tensor.dtype for tensor in target.model.parameters()} == {torch.bfloat16}
+    assert not any(tensor.dtype == torch.float8_e4m3fn for tensor in target.model.state_dict().values())
     head, counters = build_head(open_draft(folder), target), Counters(3)
     alone = plain(target, worlds.START, Limits(32)).tokens
     found = speculative(target, head, worlds.START, Limits(32), counters).tokens
