@@ -29,7 +29,7 @@ def opened(ref: str | None, environment: Mapping[str, str]) -> Place:
     if named:
         return Folder(Path(named).expanduser().absolute())
     data = environment.get("XDG_DATA_HOME") or "~/.local/share"
-    return Folder(Path(data).expanduser().absolute() / "ckpt-tools" / "registry")
+    return Folder(Path(data).expanduser().absolute() / "ckpt-tools" / "registry", absent_is_empty=True)
 
 
 def file_of(name: str) -> str:
@@ -59,7 +59,7 @@ def read_all(place: Place) -> Outcome[list[Entry]]:
 
 
 def get(place: Place, name: str) -> Entry:
-    """Raises NotFound if there is no such entry."""
+    """Raises NotFound if there is no such entry or registry."""
     return _find(place, place.read(), name)
 
 
