@@ -16,7 +16,7 @@ from ..drafts.checks.pair import Rules
 from ..drafts.servers import SGLANG, VLLM
 from ..drafts.spec import EAGLE, EAGLE3, MTP, open_draft
 from ..errors import CkptError, UsageProblem, error
-from ..refs import HUB_PREFIX
+from ..refs import HUB_PREFIX, expanded
 from ..report import Outcome
 from .case import Case
 from .inputs import Inputs
@@ -159,7 +159,7 @@ class Named:
 def _named(draft: str | None, with_paths: bool) -> Named:
     if draft is None:
         return Named()
-    path = Path(draft).expanduser()
+    path = expanded(draft)
     if not draft.startswith(HUB_PREFIX) and path.exists():
         return Named(str(path.absolute()) if with_paths else PLACE)
     name, _, revision = draft.removeprefix(HUB_PREFIX).partition("@")

@@ -13,7 +13,7 @@ from ..drafts.identity import Identity, Mismatch, comparable, mismatches, record
 from ..drafts.manifest import MANIFEST, Provenance, TargetRef, hash_files, read_manifest, written_by
 from ..drafts.verify import DEFAULT, verify_draft
 from ..errors import CkptError, Finding
-from ..refs import resolve
+from ..refs import expanded, resolve
 from ..report import Outcome, Report
 from .base import Place
 from .hub import Repository
@@ -114,12 +114,12 @@ def _origin(draft: Path, form: str, tensors: int) -> Provenance:
 
 
 def target_is_local(ref: str) -> bool:
-    return Path(ref).expanduser().exists()
+    return expanded(ref).exists()
 
 
 def located(ref: str) -> str:
     """A ref that means the same tomorrow: paths are made absolute."""
-    return str(Path(ref).expanduser().resolve()) if target_is_local(ref) else ref
+    return str(expanded(ref).resolve()) if target_is_local(ref) else ref
 
 
 def check(entries: Iterable[Entry]) -> list[Finding]:

@@ -78,6 +78,20 @@ REFUSED = {
 }
 
 
+def test_a_card_in_latin_1(hub: HubServer, head: Path, base: str, command: Command) -> None:
+    (head / "README.md").write_bytes("---\nlicense: mit\n---\nfür alle\n".encode("latin-1"))
+    ran = command("push", head, NAME, "--target", base, "--license", "mit", "--json", code=1)
+    assert ran.codes == ["card-invalid"] and NAME not in hub.state.repositories
+
+
+def test_architectures_that_are_no_list(hub: HubServer, tiny: Tiny, command: Command) -> None:
+    model = tiny("qwen3")
+    with changed_config(model) as config:
+        config["architectures"] = {"a": 1}
+    ran = command("push", model, NAME, "--license", "mit", "--json", code=None)
+    assert "bug" not in ran.codes
+
+
 @pytest.mark.parametrize("code", REFUSED)
 def test_refused_before_anything_is_sent(hub: HubServer, head: Path, base: str, command: Command, code: str) -> None:
     REFUSED[code](head)
