@@ -13,7 +13,7 @@ from ..drafts.export import Exported
 from ..drafts.identity import record
 from ..drafts.verify import verify_draft
 from ..errors import CkptError, Finding
-from ..refs import HUB_PREFIX
+from ..refs import HUB_PREFIX, expanded
 from .output import Output, human_bytes
 
 target_name = click.option(
@@ -50,7 +50,7 @@ def called(ref: str, name: str | None) -> str:
     """The name to record: as given, or the Hub id; a local path is nobody else's business."""
     if name:
         return name
-    local = not ref.startswith(HUB_PREFIX) and Path(ref).expanduser().exists()
+    local = not ref.startswith(HUB_PREFIX) and expanded(ref).exists()
     return "" if local else ref.removeprefix(HUB_PREFIX)
 
 

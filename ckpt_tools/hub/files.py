@@ -17,36 +17,23 @@ SKIPPED_FOLDERS = sidecars.SKIPPED_FOLDERS | {".ipynb_checkpoints"}
 PICKLES = frozenset((".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".distcp", ".joblib", ".dill"))
 PICKLE_START = re.compile(rb"\x80[\x02-\x05]")
 SECRET_FILES = re.compile(
-    r"(^\.env(\..*)?|^\.netrc|^\.?git-credentials|^id_(rsa|dsa|ecdsa|ed25519)|\.pem|\.key|\.p12)$"
+    r"(^\.env(\..*)?|^\.netrc|^\.?git-credentials|^id_(rsa|dsa|ecdsa|ed25519)|\.pem|\.key|\.p12)$",
+    re.IGNORECASE,
 )
-TEXT_LIMIT = 32 << 20
-TEXTS = frozenset(
-    (
-        ".json",
-        ".jsonl",
-        ".md",
-        ".txt",
-        ".py",
-        ".yaml",
-        ".yml",
-        ".toml",
-        ".cfg",
-        ".ini",
-        ".jinja",
-        ".sh",
-        ".html",
-        ".log",
-    )
-)
+JSON_LIMIT = 32 << 20  # bytes of a file that is parsed
+BLOCK, OVERLAP = 1 << 20, 1 << 12  # bytes read at once, and those that are looked at twice; no secret is longer
+MOST_HEADER = 100_000_000
+SAFETENSORS = ".safetensors"
+OPAQUE = frozenset((".gguf", ".onnx", ".h5", ".msgpack", ".npz"))  # weights that may take hours to read
 # Forms that their issuers document; a match is the secret itself, not a word for it.
 SECRETS = (
-    ("a Hugging Face token", re.compile(r"\bhf_[A-Za-z0-9]{30,}\b")),
-    ("a GitHub token", re.compile(r"\b(gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{60,})\b")),
-    ("an AWS access key", re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b")),
-    ("an API key", re.compile(r"\bsk-(proj-|ant-)?[A-Za-z0-9_-]{32,}\b")),
-    ("a Google API key", re.compile(r"\bAIza[0-9A-Za-z_-]{35}\b")),
-    ("a Weights & Biases key", re.compile(r"WANDB_API_KEY\W{1,4}[0-9a-f]{40}\b")),
-    ("a private key", re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")),
+    ("a Hugging Face token", re.compile(rb"\bhf_[A-Za-z0-9]{30,}\b")),
+    ("a GitHub token", re.compile(rb"\b(gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{60,})\b")),
+    ("an AWS access key", re.compile(rb"\b(AKIA|ASIA)[0-9A-Z]{16}\b")),
+    ("an API key", re.compile(rb"\bsk-(proj-|ant-)?[A-Za-z0-9_-]{32,}\b")),
+    ("a Google API key", re.compile(rb"\bAIza[0-9A-Za-z_-]{35}\b")),
+    ("a Weights & Biases key", re.compile(rb"WANDB_API_KEY\W{1,4}[0-9a-f]{40}\b")),
+    ("a private key", re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")),
 )
 TOKENS = frozenset(
     ("tokenizer.json", "vocab.json", "added_tokens.json")
@@ -71,19 +58,44 @@ def files_of(root: Path) -> list[str]:
     return [path.as_posix() for path in found if not SKIPPED_FOLDERS & set(path.parts)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """What a check covered, in words, and the files that it should have covered and did not."""
+
+    covered: str
+    unseen: list[str]
+
+
 def check_files(root: Path, files: list[str], report: Report) -> list[Check]:
-    """Report what may not be published; returns what was found in order."""
-    before = len(report.errors)
+    """Report what may not be published; returns what was found in order, and what was not looked at."""
+    _say_links(root, report)
     checks = []
     for name, look in (("no pickles", _pickles), ("no secrets", _secrets), ("no local paths", _local_paths)):
-        look(root, files, report)
-        if len(report.errors) == before:
-            checks.append(Check(name, "ok", f"{len(files)} files"))
         before = len(report.errors)
+        found = look(root, files, report)
+        if len(report.errors) == before:
+            checks.append(Check(name, "ok", found.covered))
+            checks += [Check(name, "not checked", listed(found.unseen))] if found.unseen else []
     return checks
 
 
-def _pickles(root: Path, files: list[str], report: Report) -> None:
+def _say_links(root: Path, report: Report) -> None:
+    links = [path for path in sorted(root.rglob("*")) if path.is_symlink() and not path.is_file()]
+    names = [
+        path.relative_to(root).as_posix() for path in links if not SKIPPED_FOLDERS & set(path.relative_to(root).parts)
+    ]
+    if names:
+        report.warn(
+            "link-not-sent",
+            f"{len(names)} links lead to folders or to nothing, and are not sent",
+            where=str(root),
+            expected="files, and links to files",
+            actual=listed(names),
+            fix="copy the folder here, or remove the link",
+        )
+
+
+def _pickles(root: Path, files: list[str], report: Report) -> _Looked:
     if found := [name for name in files if is_pickle(root / name)]:
         report.error(
             "pickle",
@@ -93,11 +105,12 @@ def _pickles(root: Path, files: list[str], report: Report) -> None:
             actual=listed(found),
             fix="remove them; `ckpt-tools convert` and `export-draft` write safetensors",
         )
+    return _Looked(f"{len(files)} files", [])
 
 
 def is_pickle(path: Path) -> bool:
     """By name or by content: a bare pickle, or a zip file with one inside (torch.save)."""
-    if path.suffix in PICKLES:
+    if path.suffix.lower() in PICKLES:
         return True
     with path.open("rb") as stream:
         start = stream.read(4)
@@ -112,27 +125,56 @@ def is_pickle(path: Path) -> bool:
         return False
 
 
-def _secrets(root: Path, files: list[str], report: Report) -> None:
-    """The report names the place, never the secret."""
+def _secrets(root: Path, files: list[str], report: Report) -> _Looked:
+    """The report names the place, never the secret. Of safetensors files the header is read, which holds their metadata."""
+    headers = [name for name in files if _suffix(name) == SAFETENSORS]
+    unseen = [name for name in files if _suffix(name) in OPAQUE]
     for name in files:
         if SECRET_FILES.search(Path(name).name):
             report.error("secret-file", "a file for credentials", where=name, fix="remove it from the folder")
-        for number, line in enumerate(_text(root / name).splitlines(), 1):
+        for number, what in [] if name in unseen else secrets_in(root / name):
+            report.error(
+                "secret",
+                f"{what} in a file that is to be published",
+                where=f"{name}:{number}",
+                expected="no credentials",
+                actual="one (not shown)",
+                fix="remove it, and revoke it if the file was ever shared",
+            )
+    whole = f"{len(files) - len(headers) - len(unseen)} files"
+    return _Looked(f"{whole}, headers of {len(headers)} safetensors files" if headers else whole, unseen)
+
+
+def secrets_in(path: Path) -> list[tuple[int, str]]:
+    """Line and kind of every secret in a file of any kind, in order."""
+    found: set[tuple[int, str]] = set()
+    with path.open("rb") as stream:
+        left = path.stat().st_size
+        if _suffix(path.name) == SAFETENSORS:
+            left = min(int.from_bytes(stream.read(8), "little"), MOST_HEADER)
+        data, line = b"", 1
+        while block := stream.read(min(BLOCK, left)):
+            left -= len(block)
+            line += data.count(b"\n", 0, max(0, len(data) - OVERLAP))
+            again = data[-OVERLAP:]
+            data = again + block
+            plain = data.replace(b"\\n", b"  ").replace(b"\\r", b"  ").replace(b"\\t", b"  ")  # how JSON writes space
             for what, pattern in SECRETS:
-                if pattern.search(line):
-                    report.error(
-                        "secret",
-                        f"{what} in a file that is to be published",
-                        where=f"{name}:{number}",
-                        expected="no credentials",
-                        actual="one (not shown)",
-                        fix="remove it, and revoke it if the file was ever shared",
-                    )
+                for match in pattern.finditer(plain):
+                    if match.start() or not again:
+                        found.add((line + data.count(b"\n", 0, match.start()), what))
+    return sorted(found)
 
 
-def _local_paths(root: Path, files: list[str], report: Report) -> None:
-    for name in files:
-        if found := list(dict.fromkeys(local_paths(root / name))):
+def _suffix(name: str) -> str:
+    return Path(name).suffix.lower()
+
+
+def _local_paths(root: Path, files: list[str], report: Report) -> _Looked:
+    wanted = [name for name in files if _suffix(name) == ".md" or _is_json(root / name)]
+    unseen = [name for name in wanted if (root / name).stat().st_size > JSON_LIMIT]
+    for name in wanted:
+        if found := [] if name in unseen else list(dict.fromkeys(local_paths(root / name))):
             report.error(
                 "local-path",
                 f"{name} holds {len(found)} paths of a machine",
@@ -141,17 +183,22 @@ def _local_paths(root: Path, files: list[str], report: Report) -> None:
                 actual=listed(found, 4),
                 fix="replace them by Hub names, or remove the fields",
             )
+    return _Looked(f"{len(wanted) - len(unseen)} JSON and Markdown files", unseen)
+
+
+def _is_json(path: Path) -> bool:
+    return _suffix(path.name) == ".json" and path.name not in TOKENS
 
 
 def local_paths(path: Path) -> Iterator[str]:
     """Absolute paths in a JSON file's values or in a Markdown text."""
-    if path.suffix == ".json" and path.name not in TOKENS:
+    if _is_json(path):
         try:
             value = json.loads(_text(path) or "null")
         except (ValueError, RecursionError):
             return  # integrity says so where it matters
         yield from (text for text in _strings(value) if PATH_VALUE.fullmatch(text))
-    elif path.suffix == ".md":
+    elif _suffix(path.name) == ".md":
         yield from PATH_IN_TEXT.findall(_text(path))
 
 
@@ -167,8 +214,4 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _text(path: Path) -> str:
-    """The text of a file of a kind that holds text, else nothing."""
-    named = path.suffix in TEXTS or not path.suffix or path.name.startswith(".")
-    if not named or path.stat().st_size > TEXT_LIMIT:
-        return ""
     return path.read_text(encoding="utf-8", errors="replace")

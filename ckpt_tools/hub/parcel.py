@@ -15,6 +15,7 @@ from ..stores.checksums import sha256_of
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
+NO_BRANCH = "refs/"  # how pull requests begin, which a push adds to and does not open
 NEW, CHANGED, SAME, REMOVED = "new", "changed", "unchanged", "removed"
 # At the top of a repository: what a server that is given it looks at for weights.
 WEIGHTS = re.compile(
@@ -71,14 +72,31 @@ def is_weights(name: str) -> bool:
     return WEIGHTS.fullmatch(name) is not None
 
 
-def remote_files(api: HfApi, repository: str, revision: str, where: str) -> Mapping[str, Any]:
-    """The files of a revision by path; none where there is no such repository or revision yet."""
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-    from huggingface_hub.hf_api import RepoFile
+def commit_at(api: HfApi, repository: str, revision: str, where: str) -> str:
+    """The commit that a push goes on top of: that of the revision, for a branch that is to be made that of the main branch, ""
+    where there is no such repository yet.
+    """
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     with translated(where):
         try:
-            entries = api.list_repo_tree(repository, recursive=True, revision=revision)
-            return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
-        except (RepositoryNotFoundError, RevisionNotFoundError):
-            return {}
+            return str(api.repo_info(repository, revision=revision).sha)
+        except GatedRepoError:
+            raise
+        except RepositoryNotFoundError:
+            return ""
+        except RevisionNotFoundError:
+            if revision.startswith(NO_BRANCH):
+                raise
+            return str(api.repo_info(repository).sha)
+
+
+def files_at(api: HfApi, repository: str, commit: str, where: str) -> Mapping[str, Any]:
+    """The files of a commit by path; none for no commit."""
+    from huggingface_hub.hf_api import RepoFile
+
+    if not commit:
+        return {}
+    with translated(where):
+        entries = api.list_repo_tree(repository, recursive=True, revision=commit)
+        return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}

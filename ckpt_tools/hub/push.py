@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import UsageProblem, error
-from ..refs import commit_of, resolve, split
+from ..refs import commit_of, expanded, resolve, split
 from ..report import Outcome, Report
 from .acceptance import PLOT, plot, read_smoke
 from .card import CARD, RELATIONS, Facts, open_card, render, stated_by
@@ -30,7 +30,7 @@ def push(root: Path, repository: str, options: Options, starting: Starting | Non
     names = files_of(root)
     subject.checks += check_files(root, names, report)
     base = _base_model(subject, options, report)
-    existing = open_card(_card_text(root))
+    existing = open_card(_card_text(root, report))
     _check_licence(str(stated_by(existing).get("license") or ""), names, options, subject, report)
     report.raise_errors()
     smoke = read_smoke(options.smoke, root, subject) if options.smoke else {}
@@ -112,7 +112,7 @@ def _recorded_target(root: Path) -> str:
 
 def _base_model(subject: Subject, options: Options, report: Report) -> str:
     """The Hub id of the base model; a head needs one."""
-    local = not options.target or Path(options.target).expanduser().exists()
+    local = not options.target or expanded(options.target).exists()
     ref = options.base_model or subject.target_ref or ("" if local else options.target)
     name = split(ref)[0] if ref else ""
     if subject.what == HEAD and not name:
@@ -126,9 +126,14 @@ def _base_model(subject: Subject, options: Options, report: Report) -> str:
     return name
 
 
-def _card_text(root: Path) -> str:
+def _card_text(root: Path, report: Report) -> str:
     path = root / CARD
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    except UnicodeDecodeError as problem:
+        fix = "write it as UTF-8, for example with `iconv -t utf-8`"
+        report.error("card-invalid", f"{CARD} is no text", where=CARD, expected="UTF-8", actual=str(problem), fix=fix)
+        return ""
 
 
 def _check_licence(stated: str, names: list[str], options: Options, subject: Subject, report: Report) -> None:

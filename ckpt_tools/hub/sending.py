@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CkptError, error
 from ..refs import HUB_PREFIX
-from ..refs.client import Unreachable, quieten, translated
+from ..refs.client import Unreachable, quieten, said, status, translated
+from ..refs.commits import CONFLICT, MOVED
 from ..report import listed
 from .files import Check
 from .options import Options
-from .parcel import REMOVED, SAME, Parcel, Sent, is_weights, remote_files
+from .parcel import NO_BRANCH, REMOVED, SAME, Parcel, Sent, commit_at, files_at, is_weights
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -56,16 +57,17 @@ def send(parcel: Parcel, made: Pushed, options: Options, starting: Starting | No
     api = HfApi(library_name="ckpt-tools")
     where = f"{HUB_PREFIX}{made.repository}@{made.revision}"
     quieten()
-    there = remote_files(api, made.repository, made.revision, where)
+    parent = commit_at(api, made.repository, made.revision, where)
+    there = files_at(api, made.repository, parent, where)
     made.files = [Sent(name, parcel.size(name), parcel.state(there, name)) for name in parcel.names]
     made.nbytes = sum(sent.nbytes for sent in made.files if sent.state != SAME)
     made.files += _leftovers(parcel, there, where, options.replace_weights)
     if options.dry_run:
         return
     with _sending(where):
-        _prepare(api, made, options)
-        _upload(api, parcel, made, options, starting)
-    _check_arrived(parcel, made, remote_files(api, made.repository, made.commit, where), where)
+        parent = _prepare(api, made, options, parent, where)
+        _upload(api, parcel, made, options, parent, where, starting)
+    _check_arrived(parcel, made, files_at(api, made.repository, made.commit, where), where)
 
 
 def _leftovers(parcel: Parcel, there: Mapping[str, Any], where: str, replace: bool) -> list[Sent]:
@@ -79,7 +81,8 @@ def _leftovers(parcel: Parcel, there: Mapping[str, Any], where: str, replace: bo
             where=where,
             expected="no weights but those of the folder",
             actual=listed(names),
-            fix="--replace-weights removes them in the same commit (the history keeps them), or name another --revision",
+            fix="--replace-weights removes them in the same commit (the history keeps them; a new --revision is made from the "
+            "main branch with its weights), or name another repository",
         )
     return [Sent(name, int(there[name].size), REMOVED) for name in names]
 
@@ -117,25 +120,39 @@ def _sending(where: str) -> Iterator[None]:
         ) from problem
 
 
-def _prepare(api: HfApi, made: Pushed, options: Options) -> None:
-    """Make the repository and the branch where they are absent."""
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        api.repo_info(made.repository)
-    except RepositoryNotFoundError:
+def _prepare(api: HfApi, made: Pushed, options: Options, parent: str, where: str) -> str:
+    """Make the repository and the branch where they are absent; the commit that they hold then."""
+    if not parent:
         api.create_repo(made.repository, private=options.private or None, exist_ok=True)
-    if made.revision != MAIN and not made.revision.startswith("refs/"):
-        api.create_branch(made.repository, branch=made.revision, exist_ok=True)
+        parent = commit_at(api, made.repository, MAIN, where)
+        if any(not name.startswith(".") for name in files_at(api, made.repository, parent, where)):
+            raise _moved(where, "files in a repository that was absent")
+    if made.revision != MAIN and not made.revision.startswith(NO_BRANCH):
+        api.create_branch(made.repository, branch=made.revision, revision=parent, exist_ok=True)
+    return parent
 
 
-def _upload(api: HfApi, parcel: Parcel, made: Pushed, options: Options, starting: Starting | None) -> None:
+def _moved(where: str, actual: str) -> CkptError:
+    return error(
+        CkptError,
+        "hub-moved",
+        "somebody else pushed here meanwhile; nothing of this push is on the branch",
+        where=where,
+        expected="the commit that the folder was compared with",
+        actual=actual,
+        fix="look at what they pushed, then run the same command again: it compares with that",
+    )
+
+
+def _upload(
+    api: HfApi, parcel: Parcel, made: Pushed, options: Options, parent: str, where: str, starting: Starting | None
+) -> None:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     gone = [CommitOperationDelete(sent.path) for sent in made.files if sent.state == REMOVED]
     wanted = [sent for sent in made.files if sent.state not in (SAME, REMOVED)]
     if not wanted and not gone:
-        made.commit = str(api.repo_info(made.repository, revision=made.revision).sha)
+        made.commit = parent
         return
     progress = starting(made.nbytes) if starting else None
     operations = [CommitOperationAdd(sent.path, parcel.sendable(sent.path)) for sent in wanted]
@@ -145,13 +162,19 @@ def _upload(api: HfApi, parcel: Parcel, made: Pushed, options: Options, starting
         )
         if progress:
             progress(sum(operation.upload_info.size for operation in batch))
-    info = api.create_commit(
-        made.repository,
-        [*gone, *operations],
-        commit_message=options.message or "Upload with ckpt-tools",
-        revision=made.revision,
-        create_pr=options.create_pr,
-    )
+    try:
+        info = api.create_commit(
+            made.repository,
+            [*gone, *operations],
+            commit_message=options.message or "Upload with ckpt-tools",
+            revision=made.revision,
+            create_pr=options.create_pr,
+            parent_commit=parent,
+        )
+    except Exception as problem:
+        if status(problem) in (CONFLICT, MOVED):
+            raise _moved(where, said(problem)) from problem
+        raise
     made.commit, made.url, made.pull_request = info.oid, str(info.commit_url), str(info.pr_url or "")
 
 

@@ -25,11 +25,13 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`kind` of the head that was measured; `gains` by depth, as far as both acceptance and times were measured."""
+    """`kind` of the head that was measured; `gains` by depth, as far as both acceptance and times were measured; `draft_hash`
+    is "" where the report holds none."""
 
     kind: str
     device: str
     gains: tuple[Gain, ...]
+    draft_hash: str = ""
 
     @property
     def best(self) -> Gain:
@@ -47,9 +49,12 @@ def read_report(path: Path) -> Measured:
             for name in names:
                 found[part][name]
         return Measured(
-            str(found["kind"]), str(found["setting"]["device"]), _gains(found["timing"], found["acceptance"])
+            str(found["kind"]),
+            str(found["setting"]["device"]),
+            _gains(found["timing"], found["acceptance"]),
+            str(found.get("draft_hash") or ""),
         )
-    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as problem:
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as problem:
         raise error(
             CkptError,
             "smoke-report",
@@ -63,8 +68,10 @@ def read_report(path: Path) -> Measured:
 
 def _gains(timing: dict[str, Any], acceptance: dict[str, Any]) -> tuple[Gain, ...]:
     """`verify[n]` is a pass over n + 1 tokens, and a chain of k drafts verifies k + 1 tokens."""
-    verify, by_position = [float(v) for v in timing["verify"]], [float(share) for share in acceptance["by_position"]]
-    draft, overhead, target = (float(timing[name]) for name in ("draft", "overhead", "target"))
+    verify, by_position = _numbers(timing, "verify"), _numbers(acceptance, "by_position")
+    draft, overhead, target = (_number(timing[name], name) for name in ("draft", "overhead", "target"))
+    if any(share > 1 for share in by_position):
+        raise ValueError("by_position holds a share above 1")
     gains = []
     for steps in range(1, min(len(by_position), len(verify) - 1) + 1):
         accepted = expected_accepted(by_position, steps)
@@ -72,3 +79,15 @@ def _gains(timing: dict[str, Any], acceptance: dict[str, Any]) -> tuple[Gain, ..
     if not gains:
         raise ValueError("no depth has both acceptance and times")
     return tuple(gains)
+
+
+def _numbers(part: dict[str, Any], name: str) -> list[float]:
+    if not isinstance(part[name], list):
+        raise TypeError(f"{name} is no list")
+    return [_number(value, name) for value in part[name]]
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= float(value) < float("inf"):
+        raise ValueError(f"{name} holds {value!r:.40}, which is no time and no share")
+    return float(value)

@@ -9,7 +9,7 @@ from ..errors import CkptError, Finding, NotFound, UsageProblem, error
 from ..families.config import Fields
 from ..mapping.detect import mtp_layers_present
 from ..model import HF_COPY, describe
-from ..refs import Fetched, resolve, resolve_headers
+from ..refs import Fetched, expanded, resolve, resolve_headers
 from ..report import listed
 from ..stores.hf_folder import CONFIG, INDEX, open_folder, read_json
 from ..stores.torch_dist.reader import TRACKER, is_torch_dist, open_checkpoint
@@ -52,7 +52,7 @@ def _read_flags(case: Case, inputs: Inputs) -> None:
     program = ""
     words: list[Text] = []
     if inputs.script:
-        script = _script(case, Path(inputs.script).expanduser(), dict(inputs.variables))
+        script = _script(case, expanded(inputs.script), dict(inputs.variables))
         if script:
             program, words = launch_command(script)
             _check_lists(case, script, words)
@@ -242,7 +242,7 @@ def _open_stored(case: Case, inputs: Inputs) -> Path | None:
     named = None
     load = case.training.first("load")
     if not inputs.torch_dist and load and not load.unknown and load.values:
-        saved = Path(load.values[0]).expanduser() / TRACKER
+        saved = expanded(load.values[0]) / TRACKER
         named = (load.values[0], load.where) if saved.is_file() or "ref-load" not in case.training else None
     named = named or _named(case, STORED, inputs.torch_dist, case.training, "ref-load", "load")
     found = _resolved(case, STORED, *named) if named else None

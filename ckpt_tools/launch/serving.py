@@ -14,9 +14,9 @@ from shlex import quote
 
 from ..drafts.checks.pair import Rules
 from ..drafts.servers import SGLANG, VLLM
-from ..drafts.spec import EAGLE, EAGLE3, MTP
+from ..drafts.spec import EAGLE, EAGLE3, MTP, open_draft
 from ..errors import CkptError, UsageProblem, error
-from ..refs import HUB_PREFIX
+from ..refs import HUB_PREFIX, expanded
 from ..report import Outcome
 from .case import Case
 from .inputs import Inputs
@@ -77,16 +77,8 @@ def serve_args(
     case.report.raise_errors()
     measured = read_report(smoke) if smoke else None
     kind = _verified(case, form) if case.draft else _built_in(case)
-    if measured and measured.kind != kind:
-        raise error(
-            CkptError,
-            "smoke-other-head",
-            "the report measured a head of another kind",
-            where=str(smoke),
-            expected=kind,
-            actual=measured.kind,
-            fix="run smoke with this head",
-        )
+    if measured and smoke:
+        _check_measured(case, kind, measured, smoke)
     depth, chosen = _depth(case, steps, measured)
     named = _named(draft, with_paths)
     flags = _vllm(case, kind, named, depth, version) if form == VLLM else _sglang(case, kind, named, depth)
@@ -130,6 +122,23 @@ def _verified(case: Case, form: str) -> str:
     return outcome.result.kind
 
 
+def _check_measured(case: Case, kind: str, measured: Measured, smoke: Path) -> None:
+    """The report is of this head; weights on the Hub or in the target are not hashed."""
+    expected, actual = kind, measured.kind
+    if expected == actual and case.draft and not case.far and measured.draft_hash:
+        expected, actual = open_draft(case.draft).weights_hash(), measured.draft_hash
+    if expected != actual:
+        raise error(
+            CkptError,
+            "smoke-other-head",
+            "the report measured another head",
+            where=str(smoke),
+            expected=expected,
+            actual=actual,
+            fix="run smoke with this head",
+        )
+
+
 def _depth(case: Case, steps: int | None, measured: Measured | None) -> tuple[int, str]:
     if steps is not None:
         return steps, "given"
@@ -150,7 +159,7 @@ class Named:
 def _named(draft: str | None, with_paths: bool) -> Named:
     if draft is None:
         return Named()
-    path = Path(draft).expanduser()
+    path = expanded(draft)
     if not draft.startswith(HUB_PREFIX) and path.exists():
         return Named(str(path.absolute()) if with_paths else PLACE)
     name, _, revision = draft.removeprefix(HUB_PREFIX).partition("@")

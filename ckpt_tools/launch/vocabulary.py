@@ -9,10 +9,9 @@ rows, and sends the server those of the tokens alone (megatron_to_hf/processors)
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ..errors import Finding
 from ..families.arguments import padded_vocabulary
+from ..refs import expanded
 from ..stores.torch_dist.reader import TorchDist
 from .case import Case
 
@@ -62,6 +61,6 @@ def _resumes(case: Case) -> bool:
     store, load = case.stored.store, case.training.first("load")
     if load is None or load.unknown or not load.values or any(flag in case.training for flag in NOT_RESUMING):
         return False
-    root = Path(load.values[0]).expanduser()
+    root = expanded(load.values[0])
     buffers = isinstance(store, TorchDist) and any(FLAT_BUFFERS in name for name in store.training_keys)
     return buffers and root.resolve() in (store.root.resolve(), store.root.resolve().parent)

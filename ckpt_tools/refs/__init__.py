@@ -71,7 +71,15 @@ def _is_torch_dist(folder: Path) -> bool:
 
 def on_hub(ref: str) -> bool:
     """Whether a ref means the Hub: it says so, or no such path exists and it looks like `org/name`."""
-    return ref.startswith(HUB_PREFIX) or (not Path(ref).expanduser().exists() and _looks_like_hub_id(ref))
+    return ref.startswith(HUB_PREFIX) or (not expanded(ref).exists() and _looks_like_hub_id(ref))
+
+
+def expanded(path: str) -> Path:
+    """A path with its `~` replaced; as it stands where there is no such user, so that it is a path that does not exist."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def split(ref: str) -> tuple[str, str | None]:
@@ -86,7 +94,7 @@ def commit_of(path: Path) -> str:
 
 
 def _local(ref: str) -> Path:
-    path = Path(ref).expanduser()
+    path = expanded(ref)
     if path.exists():
         return path
     raise error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,14 @@ from ..errors import CkptError, NotAuthorised, NotFound, error
 SIGNATURE = re.compile(r"\?\S+")
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]+|Bearer \S+")
 FORBIDDEN = (401, 403)
+# What the disk says, not the network.
+# fmt: off
+LOCAL = frozenset((
+    errno.EACCES, errno.EBADF, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO, errno.EISDIR,
+    errno.ELOOP, errno.EMFILE, errno.ENAMETOOLONG, errno.ENFILE, errno.ENODEV, errno.ENOENT, errno.ENOSPC,
+    errno.ENOTDIR, errno.ENOTEMPTY, errno.EPERM, errno.EROFS, errno.ESTALE,
+))
+# fmt: on
 
 
 def quieten() -> None:
@@ -47,6 +56,8 @@ def translation(problem: BaseException, where: str) -> CkptError | None:
     from huggingface_hub import errors
 
     root = _root(problem)
+    if isinstance(root, OSError) and root.errno in LOCAL:
+        return None
     if isinstance(root, errors.GatedRepoError):
         fix = "accept its terms on the Hub, then `hf auth login`"
         return error(

@@ -7,15 +7,16 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from .ranges import SAFETENSORS, Ranges, mark
+from ..errors import CkptError
+from .ranges import DISTCP, HEADERS, SAFETENSORS, Ranges, holes_of, mark
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
 
-DISTCP = ".distcp"
 COMMON = "common.pt"  # Megatron's plain state, read without running code
 FIRST = 1 << 17  # bytes of the first request: most headers are no longer
 MOST_HEADER = 100_000_000
@@ -24,7 +25,7 @@ EPOCH = (0, 0)  # the time of files that are made again from the same commit
 
 
 def header_folder(name: str, commit: str, snapshot: Path) -> Path:
-    """The folder for a commit, made once and kept beside the Hub's cache.
+    """The folder for a commit, made once and kept beside the Hub's cache; made again if something of it is lost.
 
     `snapshot` holds the small files; files of weights that were downloaded whole are linked. A header that is none is left to
     its reader; those of torch-dist's frames are fetched when they are asked for (edges.py). Raises what the client raises.
@@ -32,14 +33,16 @@ def header_folder(name: str, commit: str, snapshot: Path) -> Path:
     from huggingface_hub import HfApi, constants
     from huggingface_hub.hf_api import RepoFile
 
-    made = Path(constants.HF_HUB_CACHE) / "ckpt-tools-headers" / name.replace("/", "--") / commit
-    if made.is_dir():
-        return made
+    made = Path(constants.HF_HUB_CACHE) / HEADERS / name.replace("/", "--") / commit
+    if _is_whole(made / commit):
+        return made / commit
     entries = [e for e in HfApi().list_repo_tree(name, revision=commit, recursive=True) if isinstance(e, RepoFile)]
     weights = [e for e in entries if e.path.endswith(DISTCP) or (e.path.endswith(SAFETENSORS) and "/" not in e.path)]
     made.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{commit}-", dir=made.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{commit}-", dir=made.parent))
     try:
+        folder = temporary / "new" / commit
+        folder.mkdir(parents=True)
         _link_small(snapshot, folder)
         _fetch_common(name, commit, entries, folder)
         absent = [entry for entry in weights if not _link_cached(name, commit, entry.path, folder)]
@@ -49,13 +52,43 @@ def header_folder(name: str, commit: str, snapshot: Path) -> Path:
             here = {
                 PurePosixPath(e.path).name: (e.size, e.lfs.sha256 if e.lfs else "") for e in absent if _in(e, under)
             }
-            top = under == PurePosixPath()
-            mark(made if top else folder / under, name, commit, "" if top else f"{under}/", here)
-        if not made.exists():  # another process may have been faster
-            folder.rename(made)
-        return made
+            mark(folder / under, name, commit, "" if under == PurePosixPath() else f"{under}/", here)
+        _put(folder.parent, made, temporary / "old")
+        return made / commit
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _put(fresh: Path, made: Path, old: Path) -> None:
+    """Both the folder and what says where its bytes are appear at once; another process may be faster."""
+    if _is_whole(made / made.name):
+        return
+    with suppress(FileNotFoundError):
+        made.rename(old)
+    try:
+        fresh.rename(made)
+    except OSError:
+        if not _is_whole(made / made.name):
+            raise
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether every link leads somewhere, every hole is known as one, and no file is lost."""
+    if not folder.is_dir():
+        return False
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    try:
+        holes = {
+            under / name: size
+            for under in {folder, *(path.parent for path in paths)}
+            for name, size in holes_of(under).items()
+        }
+    except CkptError:
+        return False
+    own = {
+        path: path.stat().st_size for path in paths if not path.is_symlink() and path.suffix in (SAFETENSORS, DISTCP)
+    }
+    return own == holes and all(path.exists() for path in paths)
 
 
 def _in(entry: RepoFile, under: PurePosixPath) -> bool:
@@ -100,6 +133,8 @@ def _write_header(path: Path, source: Ranges) -> None:
     with path.open("wb") as stream:
         stream.write(data)
         stream.truncate(source.size)
+        stream.flush()
+        os.fsync(stream.fileno())
     os.utime(path, EPOCH)
 
 

@@ -1,11 +1,13 @@
 """Bytes of a file on the Hub by range reads: retried, continued where they broke, from the address that storage gave.
 
 A folder of such files holds their headers and holes where their tensors are; beside it lies `<folder>.remote.json`, which says
-where the bytes really are. Whoever opens a file of that folder asks `ranges_of` first.
+where the bytes really are. Whoever opens a file of that folder asks `ranges_of` first; below `HEADERS` weights that are
+neither a link nor in that list are an error, never zeros.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -22,7 +24,9 @@ from ..errors import CkptError, error
 from .client import is_transport, status, translated
 
 MARKER = ".remote.json"
-SAFETENSORS = ".safetensors"
+HEADERS = "ckpt-tools-headers"  # the folder of all folders with holes
+SAFETENSORS, DISTCP = ".safetensors", ".distcp"
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 ATTEMPTS = 5  # in a row without a byte
 WAIT_S, LONGEST_S = 1.0, 8.0
 EXPIRED = (400, 401, 403, 410)  # what storage says of a signature that is too old
@@ -145,7 +149,7 @@ class RangedFile(Ranges):
 
 def marker_of(folder: Path) -> Path:
     """The file beside a folder that says where its bytes are; beside, so that it never travels with the files."""
-    return folder.with_name(folder.name + MARKER)
+    return folder.parent / (folder.name + MARKER)
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
@@ -153,25 +157,56 @@ def hashes_of(folder: Path) -> dict[str, str]:
     return {name: sha256 for name, (_, sha256) in _marker(folder)["files"].items() if sha256}
 
 
+def holes_of(folder: Path) -> dict[str, int]:
+    """The sizes of files whose bytes are not here, by name; none for a local folder. Raises CkptError."""
+    return {name: size for name, (size, _) in _marker(folder)["files"].items()}
+
+
 def mark(folder: Path, repository: str, commit: str, under: str, files: dict[str, tuple[int, str]]) -> None:
     """Say of `files` (size and SHA-256 by name) that their bytes are on the Hub, below `under` ("" or with a slash)."""
-    fresh = marker_of(folder).with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps({"repository": repository, "commit": commit, "under": under, "files": files}))
-    fresh.replace(marker_of(folder))
+    with marker_of(folder).open("w", encoding="utf-8") as stream:
+        json.dump({"repository": repository, "commit": commit, "under": under, "files": files}, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _marker(folder: Path) -> dict[str, Any]:
+    """Raises CkptError for one that is there and cannot be read."""
+    path = marker_of(folder)
     try:
-        found: dict[str, Any] = json.loads(marker_of(folder).read_bytes())
-    except (OSError, ValueError):
-        return {"files": {}}
-    return found
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        texts = [found[name] for name in ("repository", "commit", "under")]
+        sizes = [size for size, _ in found["files"].values()]
+        if all(isinstance(text, str) for text in texts) and all(isinstance(size, int) for size in sizes):
+            return found
+        problem = "values of other types"
+    except OSError as failure:
+        if failure.errno in ABSENT:
+            return {"files": {}}
+        problem = failure.strerror or str(failure)
+    except (ValueError, TypeError, KeyError, AttributeError) as failure:
+        problem = f"{type(failure).__name__}: {failure}"
+    raise _unknown(path, "where the bytes of a folder are", problem)
+
+
+def _unknown(path: Path, expected: str, actual: str) -> CkptError:
+    return error(
+        CkptError,
+        "hub-headers-damaged",
+        "nothing says where the tensors of these files are",
+        where=str(path),
+        expected=expected,
+        actual=actual,
+        fix=f"remove the folder (everything below {HEADERS} can be fetched again), then name the repository, not the folder",
+    )
 
 
 @cache
 def ranges_of(path: Path) -> RangedFile | None:
-    """How to read a file whose bytes are on the Hub; None for a file that is all here."""
+    """How to read a file whose bytes are on the Hub; None for a file that is all here. Raises CkptError if nobody knows."""
     found = _marker(path.parent)
-    if path.name not in found["files"]:
-        return None
-    return RangedFile(path, found["repository"], found["commit"], found["under"], found["files"][path.name][0])
+    if path.name in found["files"]:
+        return RangedFile(path, found["repository"], found["commit"], found["under"], found["files"][path.name][0])
+    if path.suffix in (SAFETENSORS, DISTCP) and HEADERS in path.absolute().parts and not path.is_symlink():
+        raise _unknown(path, f"its size and place in {marker_of(path.parent).name}", "not named there")
+    return None

@@ -13,7 +13,7 @@ from ..drafts.identity import Identity, Mismatch, comparable, mismatches, record
 from ..drafts.manifest import MANIFEST, Provenance, TargetRef, hash_files, read_manifest, written_by
 from ..drafts.verify import DEFAULT, verify_draft
 from ..errors import CkptError, Finding
-from ..refs import resolve
+from ..refs import expanded, resolve
 from ..report import Outcome, Report
 from .base import Place
 from .hub import Repository
@@ -114,12 +114,12 @@ def _origin(draft: Path, form: str, tensors: int) -> Provenance:
 
 
 def target_is_local(ref: str) -> bool:
-    return Path(ref).expanduser().exists()
+    return expanded(ref).exists()
 
 
 def located(ref: str) -> str:
     """A ref that means the same tomorrow: paths are made absolute."""
-    return str(Path(ref).expanduser().resolve()) if target_is_local(ref) else ref
+    return str(expanded(ref).resolve()) if target_is_local(ref) else ref
 
 
 def check(entries: Iterable[Entry]) -> list[Finding]:
@@ -128,13 +128,10 @@ def check(entries: Iterable[Entry]) -> list[Finding]:
 
 
 def _check(entry: Entry) -> list[Finding]:
+    report = Report()
     try:
         draft = resolve(entry.location)
-    except CkptError as problem:
-        return list(problem.findings)
-    report = Report()
-    _check_files(entry, draft, report)
-    try:
+        _check_files(entry, draft, report)
         target = resolve(entry.target_location, weights=False)
         _check_identity(entry, identify_target(target), report)
         rules = Rules(
@@ -146,6 +143,9 @@ def _check(entry: Entry) -> list[Finding]:
         report.findings += [f for f in found if f.severity != "note" and f.code not in entry.verified.warnings]
     except CkptError as problem:
         report.findings += problem.findings
+    except OSError as problem:
+        where, fix = str(problem.filename or entry.location), "check the path and its permissions"
+        report.error("io", problem.strerror or str(problem), where=where, fix=fix)
     return list(dict.fromkeys(report.findings))
 
 
@@ -187,7 +187,8 @@ def _check_identity(entry: Entry, found: Identity, report: Report) -> None:
 
 
 def resolve_heads(place: Place, target: Path) -> Outcome[list[Listed]]:
-    """The heads of a target: same architecture and tokenizer, first those of these very weights, the best measured first."""
+    """The heads of a target: same architecture and tokenizer, those of these very weights first, those of other
+    weights last, the best measured first."""
     entries, findings = read_all(place)
     found = identify_target(target)
     fitting = []
@@ -205,6 +206,6 @@ def _weights(kept: Identity, found: Identity, differing: list[Mismatch]) -> str:
     return MOVED if differing else EQUAL
 
 
-def _rank(head: Listed) -> tuple[bool, float, str]:
+def _rank(head: Listed) -> tuple[int, float, str]:
     measured = head.entry.measured
-    return head.weights == MOVED, -(measured.accept_length if measured else 0.0), head.entry.name
+    return (EQUAL, UNKNOWN, MOVED).index(head.weights), -(measured.accept_length if measured else 0.0), head.entry.name

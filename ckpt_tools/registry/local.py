@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CkptError, error
+from ..errors import CkptError, NotFound, error
 from .base import Decide
 
 LOCK = ".lock"
@@ -17,16 +17,32 @@ PATIENCE = 60.0  # seconds; a writer holds the lock for milliseconds
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Entries are read without the lock."""
+    """Entries are read without the lock. Only one of `absent_is_empty` may be absent."""
 
     path: Path
+    absent_is_empty: bool = False
 
     @property
     def where(self) -> str:
         return str(self.path)
 
     def read(self) -> Path:
-        return self.path
+        """Raises NotFound for what is no folder that can be read."""
+        try:
+            with os.scandir(self.path):
+                return self.path
+        except OSError as problem:
+            if self.absent_is_empty and isinstance(problem, FileNotFoundError):
+                return self.path
+            raise error(
+                NotFound,
+                "registry-not-found",
+                "no registry can be read here",
+                where=self.where,
+                expected="a folder of entries",
+                actual=problem.strerror or str(problem),
+                fix="check the path; `registry add` makes a new registry",
+            ) from problem
 
     def change(self, decide: Decide, message: str) -> None:
         with _locked(self.path):

@@ -8,7 +8,7 @@ from string import ascii_letters, digits
 from typing import Any
 
 from ..errors import CkptError, Finding, NotFound, OutputExists, UsageProblem, error
-from ..refs import on_hub
+from ..refs import expanded, on_hub
 from ..refs.commits import Changes
 from ..report import Outcome
 from .base import Place
@@ -27,9 +27,9 @@ def opened(ref: str | None, environment: Mapping[str, str]) -> Place:
     if named and on_hub(named):
         return Repository(named)
     if named:
-        return Folder(Path(named).expanduser().absolute())
+        return Folder(expanded(named).absolute())
     data = environment.get("XDG_DATA_HOME") or "~/.local/share"
-    return Folder(Path(data).expanduser().absolute() / "ckpt-tools" / "registry")
+    return Folder(expanded(data).absolute() / "ckpt-tools" / "registry", absent_is_empty=True)
 
 
 def file_of(name: str) -> str:
@@ -59,7 +59,7 @@ def read_all(place: Place) -> Outcome[list[Entry]]:
 
 
 def get(place: Place, name: str) -> Entry:
-    """Raises NotFound if there is no such entry."""
+    """Raises NotFound if there is no such entry or registry."""
     return _find(place, place.read(), name)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CkptError, NotFound, error
+from ..refs import expanded
 from .target import Target
 
 BUILTIN = "builtin"
@@ -36,7 +37,7 @@ def read_prompts(source: str) -> list[Any]:
     """`builtin`, or a file: a JSON list of messages or of lists of token ids, or one message per line. Raises NotFound."""
     if source == BUILTIN:
         return list(MESSAGES)
-    path = Path(source).expanduser()
+    path = expanded(source)
     try:
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if path.suffix == ".json" else [line for line in text.splitlines() if line.strip()]

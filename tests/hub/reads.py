@@ -27,6 +27,8 @@ class Reads(Exchange):
 
     def tree(self, name: str, revision: str, under: str = "") -> None:
         repository = self.repository(name)
+        if repository.gated:
+            raise Refused(403, "GatedRepo", "Access to this model is restricted")
         files = repository.commits[self.at(repository, revision)]
         entries = [blob.entry(path) for path, blob in sorted(files.items()) if path.startswith(under)]
         if "recursive" not in self.query or self.query["recursive"][0].lower() not in ("1", "true"):

@@ -100,9 +100,9 @@ class Repository:
         self.messages.append(message)
         return commit
 
-    def open_pull_request(self) -> str:
+    def open_pull_request(self, parent: str | None = None) -> str:
         number = 1 + sum(ref.startswith("refs/pr/") for ref in self.refs)
-        self.refs[f"refs/pr/{number}"] = self.refs["main"]
+        self.refs[f"refs/pr/{number}"] = parent or self.refs["main"]
         return f"refs/pr/{number}"
 
     def add_folder(self, folder: Path, ref: str = "main") -> str:

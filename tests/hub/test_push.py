@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard, snapshot_download
+from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import changed, changed_config, tree
 from tests.conftest import Command, Tiny
@@ -76,6 +78,20 @@ REFUSED = {
 }
 
 
+def test_a_card_in_latin_1(hub: HubServer, head: Path, base: str, command: Command) -> None:
+    (head / "README.md").write_bytes("---\nlicense: mit\n---\nfür alle\n".encode("latin-1"))
+    ran = command("push", head, NAME, "--target", base, "--license", "mit", "--json", code=1)
+    assert ran.codes == ["card-invalid"] and NAME not in hub.state.repositories
+
+
+def test_architectures_that_are_no_list(hub: HubServer, tiny: Tiny, command: Command) -> None:
+    model = tiny("qwen3")
+    with changed_config(model) as config:
+        config["architectures"] = {"a": 1}
+    ran = command("push", model, NAME, "--license", "mit", "--json", code=None)
+    assert "bug" not in ran.codes
+
+
 @pytest.mark.parametrize("code", REFUSED)
 def test_refused_before_anything_is_sent(hub: HubServer, head: Path, base: str, command: Command, code: str) -> None:
     REFUSED[code](head)
@@ -83,6 +99,41 @@ def test_refused_before_anything_is_sent(hub: HubServer, head: Path, base: str, 
     assert ran.code in (1, 3) and code in ran.codes
     assert "a1B2a1B2" not in ran.out, "a secret is never shown"
     assert NAME not in hub.state.repositories and not hub.requests("PUT")
+
+
+KEY = f"hf_{'a1B2' * 9}"
+
+
+def metadata(root: Path) -> None:
+    path = root / "model.safetensors"
+    save_file(load_file(path), path, {"run": f"token\n{KEY}"})
+
+
+HIDDEN: dict[str, Callable[[Path], object]] = {
+    "notes.TXT:2": lambda root: (root / "notes.TXT").write_text(f"a\n{KEY}\n"),
+    "run.csv:1": lambda root: (root / "run.csv").write_text(f"{KEY}\n"),
+    "picture.png:1": lambda root: (root / "picture.png").write_bytes(b"\x89PNG\0" + KEY.encode() + b"\0"),
+    "log.jsonl:3": lambda root: (root / "log.jsonl").write_text(f"\n\n{' ' * (33 << 20)}{KEY} "),
+    "edge.dat:2": lambda root: (root / "edge.dat").write_text("\n" + " " * ((1 << 20) - 20) + KEY),
+    "model.safetensors:1": metadata,
+}
+
+
+@pytest.mark.parametrize("place", HIDDEN)
+def test_secrets_are_looked_for_everywhere(hub: HubServer, head: Path, base: str, command: Command, place: str) -> None:
+    HIDDEN[place](head)
+    ran = command("push", head, NAME, "--target", base, "--dry-run", "--json", code=1)
+    assert ran.finding("secret")["where"] == place and KEY not in ran.out
+
+
+def test_what_was_not_looked_at_is_said(hub: HubServer, head: Path, base: str, command: Command) -> None:
+    (head / "small.gguf").write_bytes(b"GGUF")
+    (head / "linked").symlink_to(head.parent)
+    ran = command("push", head, NAME, "--target", base, "--dry-run", "--json")
+    checks = [(check["name"], check["outcome"], check["detail"]) for check in ran.result["checks"]]
+    assert ("no secrets", "ok", "2 files, headers of 1 safetensors files") in checks
+    assert ("no secrets", "not checked", "small.gguf") in checks
+    assert ran.finding("link-not-sent")["actual"] == "linked"
 
 
 def test_a_head_that_does_not_fit(hub: HubServer, head: Path, base: str, command: Command) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub import CommitOperationAdd
 
 from ckpt_tools.hub import sending
+from ckpt_tools.hub.parcel import Sent
+from tests.checkpoints import tree
 from tests.conftest import Command, Tiny
 from tests.drafts.heads import target_of
 from tests.hub.publishing import BASE, NAME, pushed
@@ -147,3 +152,64 @@ def test_a_target_that_moved_meanwhile_is_still_the_one_that_was_checked(
     hub.state.repositories[BASE].commit("main", {}, "moved")
     command("push", head, NAME, "--target", base)
     assert commit in pushed(hub)["README.md"].decode()
+
+
+def test_a_new_branch_has_the_weights_of_main(hub: HubServer, tiny: Tiny, command: Command) -> None:
+    """The Hub makes it from the main branch: other weights there are other weights here, before the branch is made as well."""
+    words = (MODEL, "--license", "mit", "--json")
+    before, after = tiny("qwen3", layers=6, shards=3), tiny("qwen3", layers=6)
+    command("push", before, *words)
+    there = dict(pushed(hub, MODEL))
+    for more in ((), ("--dry-run",)):
+        ran = command("push", after, *words, "--revision", "v2", *more, code=1)
+        assert ran.codes == ["hub-other-weights"]
+    assert "v2" not in hub.state.repositories[MODEL].refs
+    ran = command("push", after, *words, "--revision", "v2", "--replace-weights")
+    weights = {name for name in pushed(hub, MODEL, "v2") if ".safetensors" in name}
+    assert weights == {"model.safetensors"} and pushed(hub, MODEL) == there
+
+
+@pytest.mark.parametrize("revision", ["main", "v2"])
+def test_two_pushes_at_once(
+    hub: HubServer, tiny: Tiny, command: Command, monkeypatch: pytest.MonkeyPatch, revision: str
+) -> None:
+    """Both saw the same files; the second would put its weights beside those of the first."""
+    before, after = tiny("qwen3", layers=6, shards=3), tiny("qwen3", layers=6)
+    repository = hub.add(MODEL)
+    batches = sending._batches
+
+    def late(operations: list[CommitOperationAdd]) -> Iterator[list[CommitOperationAdd]]:
+        repository.add_folder(before, revision)
+        return batches(operations)
+
+    monkeypatch.setattr(sending, "_batches", late)
+    words = ("push", after, MODEL, "--license", "mit", "--revision", revision, "--json")
+    assert command(*words, code=1).codes == ["hub-moved"]
+    assert pushed(hub, MODEL, revision) == tree(before)
+    monkeypatch.setattr(sending, "_batches", batches)
+    assert command(*words, code=1).codes == ["hub-other-weights"]
+
+
+def test_a_repository_that_somebody_else_made_meanwhile(
+    hub: HubServer, head: Path, base: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leftovers = sending._leftovers
+
+    def late(*words: Any) -> list[Sent]:
+        hub.add(NAME, head)
+        return leftovers(*words)
+
+    monkeypatch.setattr(sending, "_leftovers", late)
+    ran = command("push", head, NAME, "--target", base, "--json", code=1)
+    assert ran.codes == ["hub-moved"] and len(hub.state.repositories[NAME].commits) == 2
+
+
+def test_what_cannot_be_compared(hub: HubServer, head: Path, base: str, command: Command) -> None:
+    """A repository that asks for access is not an empty one, and nobody makes a pull request by naming it."""
+    hub.add("someone/gated", head, gated=True)
+    for more in ((), ("--dry-run",)):
+        ran = command("push", head, "someone/gated", "--target", base, *more, "--json", code=4)
+        assert ran.codes == ["hub-gated"]
+    hub.add(NAME)
+    ran = command("push", head, NAME, "--target", base, "--revision", "refs/pr/9", "--dry-run", "--json", code=3)
+    assert ran.codes == ["hub-not-found"]

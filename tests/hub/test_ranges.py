@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, snapshot_download
 
 from ckpt_tools.refs import edges, ranges
+from ckpt_tools.refs import headers as headers_of
 from tests.checkpoints import assert_same, hf_tensors, megatron_tensors, tree
 from tests.conftest import Command, Tiny
 from tests.hub.server import HubServer
@@ -267,3 +270,73 @@ def test_ranges_are_read_side_by_side(
     hub.state.delay = 0.05  # more than it takes to ask for the next one
     command("convert", MODEL, tmp_path / "out")
     assert hub.state.most_active >= 4
+
+
+def empty(marker: Path) -> None:
+    marker.write_bytes(b"")
+
+
+def unreadable(marker: Path) -> None:
+    marker.unlink()
+    marker.mkdir()
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {"empty": empty, "removed": Path.unlink, "unreadable": unreadable}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_holes_are_never_read_as_zeros(
+    publish: Callable[..., Path], command: Command, tmp_path: Path, damage: str
+) -> None:
+    """What says where the bytes are is lost: the folder itself is refused, and naming the repository makes it again."""
+    folder = publish("qwen3")
+    command("inspect", MODEL)
+    (marker,) = Path(constants.HF_HUB_CACHE).rglob("*.remote.json")
+    holes = marker.with_name(marker.name.removesuffix(ranges.MARKER))
+    DAMAGES[damage](marker)
+    ranges.ranges_of.cache_clear()
+    ran = command("convert", holes, tmp_path / "zeros", "--json", code=1)
+    assert ran.codes == ["hub-headers-damaged"] and not (tmp_path / "zeros").exists()
+    command("convert", MODEL, tmp_path / "remote")
+    command("convert", folder, tmp_path / "local")
+    assert tree(tmp_path / "remote") == tree(tmp_path / "local")
+
+
+def test_a_download_that_is_removed_again(publish: Callable[..., Path], command: Command, tmp_path: Path) -> None:
+    """`hf cache delete` takes the files that headers were linked to."""
+    folder = publish("qwen3")
+    snapshot_download(MODEL)
+    command("inspect", MODEL)
+    shutil.rmtree(Path(constants.HF_HUB_CACHE) / "models--someone--model")
+    command("convert", MODEL, tmp_path / "remote")
+    command("convert", folder, tmp_path / "local")
+    assert tree(tmp_path / "remote") == tree(tmp_path / "local")
+
+
+def test_another_process_makes_the_same_folder(
+    publish: Callable[..., Path], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is faster between the last look and the rename."""
+    publish("qwen3")
+    rename = Path.rename
+
+    def late(path: Path, target: Path) -> Path:
+        if path.name == "new":
+            shutil.copytree(path, target, symlinks=True)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    assert command("inspect", MODEL, "--json").result["tensors"] > 0
+
+
+def test_the_disk_is_not_the_network(
+    publish: Callable[..., Path], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish("qwen3")
+
+    def full(*words: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(headers_of, "_write_header", full)
+    ran = command("inspect", MODEL, "--json", code=3)
+    assert ran.codes == ["io"] and ran.findings[0]["what"] == os.strerror(errno.ENOSPC)

@@ -214,3 +214,9 @@ def test_a_local_folder_is_itself(tmp_path: Path) -> None:
     assert resolve_headers(str(folder)) == (folder, True)
     with pytest.raises(NotFound):
         resolve_headers(str(tmp_path / "none"))
+
+
+def test_a_user_that_is_not_there(command: Command, tmp_path: Path) -> None:
+    assert command("inspect", "~nosuchuser/model", "--json", code=3).codes == ["ref-not-found"]
+    ran = command("registry", "list", "--registry", "~nosuchuser/heads", "--json", code=3)
+    assert ran.codes == ["registry-not-found"]

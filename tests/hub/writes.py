@@ -134,7 +134,7 @@ class Writes(Exchange):
                 raise Refused(412, message="A commit has happened since. Please refresh and try again.")
             if absent := [path for path in changes if changes[path] is None and path not in repository.tree(revision)]:
                 raise Refused(404, "EntryNotFound", f"A file with this name doesn't exist: {absent[0]}")
-            ref = repository.open_pull_request() if pull_request else revision
+            ref = repository.open_pull_request(parent) if pull_request else revision
             commit = repository.commit(ref, changes, lines[0]["value"]["summary"])
         endpoint = self.server_state.endpoint
         pull = f"{endpoint}/{name}/discussions/{ref.rsplit('/', 1)[-1]}" if pull_request else None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ckpt_tools.drafts.spec import open_draft
 from ckpt_tools.drafts.speedup import speed_up
 from tests.conftest import Command
 from tests.drafts import heads
@@ -185,6 +186,16 @@ def test_the_report_of_another_kind_of_head(command: Command, mimo: Path, tmp_pa
     assert command("serve-args", mimo, "--smoke", smoke, "--json", code=1).codes == ["smoke-other-head"]
 
 
+def test_the_report_of_another_head_of_the_kind(command: Command, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    own, other = open_draft(pair[1]).weights_hash(), "sha256:" + "0" * 64
+    for stated in (own, None):
+        smoke = report(tmp_path / "smoke.json", [0.8], [10.0, 10.2], kind="eagle3", draft_hash=stated)
+        assert command("serve-args", *pair, "--smoke", smoke, "--json").result["chosen"] == "measured"
+    smoke = report(tmp_path / "smoke.json", [0.8], [10.0, 10.2], kind="eagle3", draft_hash=other)
+    ran = command("serve-args", *pair, "--smoke", smoke, "--json", code=1)
+    assert ran.finding("smoke-other-head")["expected"] == own
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -193,6 +204,13 @@ def test_the_report_of_another_kind_of_head(command: Command, mimo: Path, tmp_pa
         {"timing": {"draft": 1}},
         {"setting": {"device": "cuda", "topk": 2}},
         {"setting": None},
+        {"acceptance": {"by_position": None}},
+        {"acceptance": {"by_position": "111"}},
+        {"acceptance": {"by_position": [10**400]}},
+        {"acceptance": {"by_position": [float("nan")]}},
+        {"acceptance": {"by_position": [1.5]}},
+        {"timing": {"draft": True, "verify": [1, 1], "target": 1, "overhead": 0}},
+        {"timing": {"draft": 0, "verify": [0, 0], "target": 1, "overhead": 0}},
     ],
 )
 def test_a_report_that_does_not_tell_the_depth_of_a_chain(

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from ckpt_tools.drafts.manifest import hash_file
+from ckpt_tools.drafts.manifest import hash_file, hash_files
 from ckpt_tools.errors import UsageProblem
+from ckpt_tools.registry import heads
 from ckpt_tools.registry.store import file_of
 from tests.checkpoints import changed, changed_config
 from tests.command import Ran
@@ -59,7 +60,7 @@ def test_add_records_what_a_head_is(registry: Run, model: Path, tmp_path: Path) 
 def test_a_head_that_does_not_fit_is_not_added(registry: Run, model: Path, tmp_path: Path) -> None:
     ran = registry("add", eagle(tmp_path / "head", hidden_size=6), "--target", model, "--name", "bad", code=1)
     assert "hidden-size" in ran.codes
-    assert names(registry("list")) == [] and registry("show", "bad", code=3).codes == ["head-not-registered"]
+    assert registry("show", "bad", code=3).codes == ["registry-not-found"], "nothing was made"
 
 
 def test_real_heads(registry: Run, tmp_path: Path) -> None:
@@ -149,6 +150,24 @@ def test_one_unreadable_entry_hides_no_other(registry: Run, model: Path, tmp_pat
     assert names(ran) == ["one"] and ran.codes == ["entry-unreadable"] * 4
 
 
+def test_one_unreadable_head_hides_no_other(
+    registry: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        registry("add", eagle3(tmp_path / name), "--target", model, "--name", name)
+    (tmp_path / "two" / "config.json").write_text("{}")
+
+    def refusing(draft: Path) -> Any:
+        if draft.name == "one":
+            raise PermissionError(13, "Permission denied", str(draft / "config.json"))
+        return hash_files(draft)
+
+    monkeypatch.setattr(heads, "hash_files", refusing)
+    ran = registry("check", code=1)
+    assert ran.finding("io")["where"] == f"one: {tmp_path / 'one' / 'config.json'}"
+    assert ran.finding("file-changed")["where"].startswith("two: ")
+
+
 # --- resolve
 
 
@@ -176,6 +195,18 @@ def test_resolve_ranks(registry: Run, model: Path, tmp_path: Path) -> None:
     ran = registry("resolve", model)
     assert names(ran) == ["c-fast", "b-slow", "a-unknown", "d-moved"]
     assert [head["weights"] for head in ran.result["heads"]] == ["equal", "equal", "equal", "moved"]
+
+
+def test_unknown_weights_rank_between(registry: Run, model: Path, tmp_path: Path) -> None:
+    head = eagle3(tmp_path / "head")
+    for name, length in (("equal", 2), ("unknown", 3), ("moved", 4)):
+        registry("add", head, "--target", model, "--name", name, "--accept-length", length)
+    for name, value in (("unknown", None), ("moved", "weights-sampled-1:" + "0" * 64)):
+        path = tmp_path / "registry" / f"{name}.json"
+        entry = json.loads(path.read_text())
+        entry["target"]["identity"]["weights_hash"] = value
+        path.write_text(json.dumps(entry))
+    assert [listed["weights"] for listed in registry("resolve", model).result["heads"]] == ["equal", "unknown", "moved"]
 
 
 def test_resolve_a_conversion(registry: Run, command: Command, shared_tiny: Tiny, tmp_path: Path) -> None:

@@ -35,9 +35,25 @@ def test_where_it_is(ref: str | None, environment: dict[str, str], where: str) -
 
 
 def test_the_commands_look_there(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CKPT_TOOLS_REGISTRY", str(tmp_path / "named"))
-    assert command("registry", "list", "--json").result["registry"] == str(tmp_path / "named")
-    assert not (tmp_path / "named").exists()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert command("registry", "list", "--json").result["heads"] == []
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv("CKPT_TOOLS_REGISTRY", str(tmp_path))
+    assert command("registry", "list", "--json").result["registry"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["absent", "a file", "unreadable"])
+def test_what_is_no_registry_is_not_an_empty_one(tmp_path: Path, command: Command, kind: str) -> None:
+    place = tmp_path / "registry"
+    if kind == "a file":
+        place.write_text("{}")
+    if kind == "unreadable":
+        place.symlink_to(place)
+    target = tmp_path / "target"
+    target.mkdir()
+    for words in (("list",), ("check",), ("show", "x"), ("resolve", target)):
+        ran = command("registry", *words, "--registry", place, "--json", code=3)
+        assert ran.codes == ["registry-not-found"]
 
 
 def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
