@@ -118,7 +118,7 @@ def command(
             overwrite=overwrite,
         ),
         hf_config=resolve(hf_config, weights=False) if hf_config else None,
-        state=state or out_folder.with_name(out_folder.name + ".tuning"),
+        state=state or Path(f"{out_folder.absolute()}.tuning"),
         resume=resume,
         device=device or "",
         dtype=dtype or "",

@@ -13,7 +13,7 @@ from ..drafts.export import Options as Writing
 from ..drafts.formats.targets import read_target
 from ..drafts.manifest import Tuning
 from ..drafts.spec import DraftSpec, open_draft
-from ..engine.output import check_target
+from ..engine.output import check_target, partial_of
 from ..errors import CkptError, Finding, UsageProblem, error
 from ..report import Outcome, Report
 from ..speculate.build import build_head
@@ -90,8 +90,7 @@ class TunedHead:
 def tune(job: Job, said: Said = lambda done: None) -> Outcome[TunedHead]:
     """Tune a head and write it; `said` hears of every round. Raises CkptError and its kinds; then nothing is left at OUT,
     and checkpoints stay."""
-    for other in (job.target, job.draft):
-        check_target(other, job.out, job.writing.overwrite, is_written_head)
+    _check_places(job)
     spec = open_draft(job.draft, job.hf_config, job.writing.form).dequantised()
     goal = read_target(job.target, job.writing.target_name)
     planned = write_head(spec, job.out, goal, replace(job.writing, dry_run=True))  # what cannot be written is not tuned
@@ -118,6 +117,26 @@ def tune(job: Job, said: Said = lambda done: None) -> Outcome[TunedHead]:
         _write(job, spec, trainer, result)
     trainer.accelerator.wait_for_everyone()
     return Outcome(result, report.findings)
+
+
+def _check_places(job: Job) -> None:
+    """Raises CkptError unless OUT may be written and no checkpoint lies where it is."""
+    for other in (job.target, job.draft):
+        check_target(other, job.out, job.writing.overwrite, is_written_head)
+    if job.state is None:
+        return
+    out, state = job.out.resolve(), job.state.resolve()
+    for place in (out, partial_of(out)):
+        if place == state or place in state.parents or state in place.parents:
+            raise error(
+                UsageProblem,
+                "state-in-output",
+                "checkpoints and destination contain each other",
+                where=str(job.state),
+                expected=f"a folder beside {job.out}",
+                actual=f"{state} and {place}",
+                fix="choose another --state folder",
+            )
 
 
 def _entries(reading: Reading) -> Entries:

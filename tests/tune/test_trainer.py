@@ -19,7 +19,7 @@ from torch import nn
 from ckpt_tools.drafts.export import Options as Writing
 from ckpt_tools.drafts.manifest import read_manifest
 from ckpt_tools.drafts.spec import open_draft
-from ckpt_tools.errors import CkptError, OutputExists
+from ckpt_tools.errors import CkptError, OutputExists, UsageProblem
 from ckpt_tools.speculate.build import build_head
 from ckpt_tools.tune import run as runs
 from ckpt_tools.tune import trainer as trainers
@@ -134,6 +134,27 @@ def test_the_manifest_says_how_it_was_trained(kind: str, folders: dict[str, tupl
     assert found.after is not None
     assert tuning.accept_length_after == found.after.accept_length
     assert manifest.target.identity == {"weights_hash": "x"}
+
+
+@pytest.mark.parametrize("state", ["out", "out/state", "out.partial/state", "link/state", "."])
+def test_checkpoints_and_destination_lie_apart(
+    state: str, folders: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    with pytest.raises(UsageProblem, match="state-in-output"):
+        tune(job(folders["eagle3"], tmp_path, state=tmp_path / state))
+
+
+def test_a_head_that_another_run_has_written_stays(folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    theirs = tmp_path / "out" / "model.safetensors"
+
+    def appear(done: Any) -> None:
+        theirs.parent.mkdir(exist_ok=True)
+        theirs.write_text("hours of work")
+
+    with pytest.raises(OutputExists, match="output-exists"):
+        tune(job(folders["eagle3"], tmp_path, rounds=1), appear)
+    assert theirs.read_text() == "hours of work"
 
 
 class Stopped(Exception):
