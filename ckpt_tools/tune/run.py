@@ -263,7 +263,9 @@ def _write(job: Job, spec: DraftSpec, trainer: Trainer, result: TunedHead) -> No
         accept_length_before=result.before.accept_length if result.before else None,
         accept_length_after=result.after.accept_length if result.after else None,
     )
-    with tempfile.TemporaryDirectory(prefix="tuned-") as folder:
+    out = job.out.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
         tuned = tuned_spec(spec, trainer.head, Path(folder))
         target = read_target(job.target, job.writing.target_name)
         result.written = write_head(tuned, job.out, target, replace(job.writing, tuning=tuning)).result

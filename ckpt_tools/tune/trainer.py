@@ -88,13 +88,13 @@ class Trainer:
         return self.student.head
 
     def run(self, state: State | None, said: Callable[[Round], None]) -> None:
-        """All rounds that are not done yet; `said` hears of each. `state` is where checkpoints go."""
+        """All rounds that are not done yet; `said` hears of each. `state` is where checkpoints go, the last round's too."""
         for number in range(len(self.history), self.settings.rounds):
             done = self._round(number)
             self.history.append(done)
             said(done)
             every = self.settings.save_every
-            if state is not None and every and (number + 1) % every == 0:
+            if state is not None and every and ((number + 1) % every == 0 or number + 1 == self.settings.rounds):
                 self.save(state)
 
     def _round(self, number: int) -> Round:

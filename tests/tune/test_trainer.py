@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -155,6 +156,33 @@ def test_a_head_that_another_run_has_written_stays(folders: dict[str, tuple[Path
     with pytest.raises(OutputExists, match="output-exists"):
         tune(job(folders["eagle3"], tmp_path, rounds=1), appear)
     assert theirs.read_text() == "hours of work"
+
+
+def test_what_could_not_be_written_is_written_by_the_next_run(
+    folders: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last round is no multiple of `save_every`; the tuned tensors do not lie in the system's temporary folder."""
+    seen = []
+
+    def full(tensors: Any, path: Path) -> None:
+        seen.append(path.parent.parent)
+        raise SafetensorError("No space left on device")
+
+    wanted = job(folders["eagle3"], tmp_path, rounds=3, out=tmp_path / "new" / "out")
+    with monkeypatch.context() as patched:
+        patched.setattr("safetensors.torch.save_file", full)
+        with pytest.raises(CkptError, match="write-failed"):
+            tune(wanted)
+    assert seen == [tmp_path / "new"]
+    assert not list(seen[0].iterdir())
+    result = tune(replace(wanted, resume=True)).result
+    assert result.resumed_at == 3
+    assert read_manifest(wanted.out).provenance.tuning is not None
+
+
+def test_without_checkpoints_nothing_is_saved(folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    tune(job(folders["eagle3"], tmp_path, rounds=1, save_every=0))
+    assert not (tmp_path / "state").exists()
 
 
 class Stopped(Exception):
