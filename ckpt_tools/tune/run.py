@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from ..speculate.results import Acceptance
 from ..speculate.target import load_target
 from .samples import Sample, read_samples
 from .settings import Settings
-from .state import State, check_free
+from .state import State, check_free, claimed
 from .student import Student
 from .trainer import Prompts, Round, Source, Trainer
 from .tuned import digest, tuned_spec
@@ -103,18 +104,22 @@ def tune(job: Job, said: Said = lambda done: None) -> Outcome[TunedHead]:
     trainer, held_out, state, unmoved = _set_up(job, spec, entries)
     result.device, result.processes = str(trainer.accelerator.device), trainer.accelerator.num_processes
     result.trainable = sum(p.numel() for p in trainer.head.parameters())
-    result.before = trainer.measure(held_out)
-    if job.resume and state is not None:
-        trainer.resume(state)
-        result.resumed_at = len(trainer.history)
-    trainer.run(state, said)
-    result.rounds = trainer.history
-    result.after = trainer.measure(held_out)
-    result.target_unchanged = digest(trainer.target.model) == unmoved
-    _check_unchanged(result)
-    report.findings += _lessons(result)
-    if trainer.accelerator.is_main_process:
-        _write(job, spec, trainer, result)
+    leads = trainer.accelerator.is_main_process
+    with claimed(state) if state is not None and leads else nullcontext():
+        if state is not None and not job.resume:
+            check_free(state)
+        result.before = trainer.measure(held_out)
+        if job.resume and state is not None:
+            trainer.resume(state)
+            result.resumed_at = len(trainer.history)
+        trainer.run(state, said)
+        result.rounds = trainer.history
+        result.after = trainer.measure(held_out)
+        result.target_unchanged = digest(trainer.target.model) == unmoved
+        _check_unchanged(result)
+        report.findings += _lessons(result)
+        if leads:
+            _write(job, spec, trainer, result)
     trainer.accelerator.wait_for_everyone()
     return Outcome(result, report.findings)
 
@@ -195,12 +200,12 @@ def _set_up(job: Job, spec: DraftSpec, entries: Entries) -> SetUp:
     drafter, head = build_head(spec, target), build_head(spec, target).float().requires_grad_(True)
     unmoved = digest(target.model)
     run = {"target": unmoved, "head": digest(head), "processes": accelerator.num_processes, "precision": precision}
-    state = State(job.state, {**run, **job.settings.fingerprint()}) if job.state else None
-    if state is not None and not job.resume:
-        check_free(state)
     student = Student(head, job.settings.steps, job.settings.decay)
     texts = Texts(target)
     source, held_out = _source(job.reading, entries, texts), [texts.prompt(entry).ids for entry in entries.held_out]
+    run["text"] = source.digest()
+    saves = job.settings.save_every or job.resume
+    state = State(job.state, {**run, **job.settings.fingerprint()}) if job.state and saves else None
     return SetUp(Trainer(accelerator, target, drafter, job.settings, source, student), held_out, state, unmoved)
 
 

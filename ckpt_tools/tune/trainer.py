@@ -5,6 +5,8 @@ torch's AdamW, transformers' schedule, accelerate's devices, processes, precisio
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +55,12 @@ class Source:
     prompts: Prompts = ()
     stop: frozenset[int] = frozenset()
     samples: Sequence[Sample] = ()
+
+    def digest(self) -> str:
+        """SHA-256 of everything that is learned from."""
+        samples = [(sample.ids, sample.prompt) for sample in self.samples]
+        everything = [list(map(list, self.prompts)), sorted(self.stop), samples]
+        return hashlib.sha256(json.dumps(everything).encode()).hexdigest()
 
 
 @dataclass(eq=False)
@@ -216,8 +224,7 @@ class Trainer:
 
     def resume(self, state: State) -> None:
         """Go on from the last checkpoint; raises CkptError if there is none or it is of another run."""
-        self.kept, history = read_state(state, self.accelerator)
-        self.history = [Round(**entry) for entry in history]
+        self.kept, self.history = read_state(state, self.accelerator, Round)
 
 
 def nth(position: int, count: int, seed: int) -> int:

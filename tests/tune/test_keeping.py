@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from ckpt_tools.drafts.manifest import read_manifest
 from ckpt_tools.errors import CkptError, OutputExists, UsageProblem
-from ckpt_tools.tune.run import tune
+from ckpt_tools.tune.run import Reading, tune
 
 from .jobs import job
 
@@ -76,3 +76,47 @@ def test_checkpoints_are_neither_overwritten_nor_mixed_up(
     with pytest.raises(CkptError, match="another head"):
         tune(replace(again, resume=True, draft=tmp_path / "out"))
     assert len(tune(replace(again, resume=True)).result.rounds) == 3  # longer is allowed
+
+
+def test_another_text_is_another_run(folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    first = job(folders["eagle3"], tmp_path, rounds=1)
+    tune(first)
+    again = replace(first, resume=True, out=tmp_path / "other", settings=replace(first.settings, rounds=2))
+    with pytest.raises(CkptError, match="another text"):
+        tune(replace(again, reading=replace(first.reading, held_out=3)))
+    file = tmp_path / "samples.jsonl"
+    file.write_text('{"prompt_ids": [3, 4], "response_ids": [5, 6]}')
+    with pytest.raises(CkptError, match="another text"):
+        tune(replace(again, reading=Reading(samples=file)))
+    assert tune(again).result.resumed_at == 1
+
+
+def test_two_runs_do_not_share_checkpoints(folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    """The second is refused before it removes what the first one is writing."""
+    first = job(folders["eagle3"], tmp_path, rounds=1)
+
+    def second(done: Any) -> None:
+        for resume in (False, True):
+            with pytest.raises(OutputExists, match="state-busy"):
+                tune(replace(first, out=tmp_path / "other", resume=resume))
+
+    tune(first, second)
+    assert (tmp_path / "out").is_dir()
+
+
+@pytest.mark.parametrize("name", ["run.json", "progress-0.json", "model.safetensors", "optimizer.bin"])
+def test_a_damaged_checkpoint_is_said_to_be_one(
+    name: str, folders: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    first = job(folders["eagle3"], tmp_path, rounds=1)
+    tune(first)
+    again = replace(first, resume=True, out=tmp_path / "other")
+    file = tmp_path / "state" / "round-1" / name
+    whole = file.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", *([b"[1]", b"{}"] if name == "progress-0.json" else [])):
+        file.write_bytes(content)
+        with pytest.raises(CkptError, match="state-damaged"):
+            tune(again)
+    file.unlink()
+    with pytest.raises(CkptError, match="state-damaged"):
+        tune(again)
