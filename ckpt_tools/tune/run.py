@@ -148,6 +148,16 @@ def _entries(reading: Reading) -> Entries:
     """Raises CkptError if there is nothing to learn from."""
     held = read_prompts(reading.held_out_prompts) if reading.held_out_prompts else []
     if reading.samples is not None:
+        if reading.held_out:
+            raise error(
+                UsageProblem,
+                "samples-held-out",
+                "samples are learned from, all of them",
+                where=str(reading.samples),
+                expected="no --held-out with --samples",
+                actual=f"--held-out {reading.held_out}",
+                fix="give what is only measured as --held-out-prompts FILE",
+            )
         return Entries([], held)
     if not reading.prompts:
         raise error(UsageProblem, "texts-missing", "nothing to learn from", fix="--prompts FILE or --samples FILE")
@@ -173,7 +183,7 @@ def _nothing(where: str, actual: str) -> CkptError:
 def _source(reading: Reading, entries: Entries, texts: Texts) -> Source:
     samples: list[Sample] = []
     if reading.samples is not None:
-        samples = read_samples(reading.samples, texts.tokenizer)
+        samples = read_samples(reading.samples, texts.tokenizer, texts.target.vocab_size)
         if not samples:
             raise _nothing(str(reading.samples), "no sample with a response")
     return Source([texts.prompt(entry).ids for entry in entries.prompts], texts.stop, samples)
