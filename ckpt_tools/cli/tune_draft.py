@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import CkptError, ExitCode
 from ..tune.settings import Settings
 from .drafts import target_name, verifying
 from .options import hf_config, talking, writing
@@ -56,7 +58,11 @@ def number(name: str, default: float, kind: Any, text: str) -> Callable[[Any], A
 @click.option("--state", type=FILE, help="Folder of checkpoints; OUT.tuning if not given.")
 @number("--save-every", DEFAULT.save_every, NATURAL, "Rounds between checkpoints; 0 saves none.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint.")
-@click.option("--register", metavar="NAME", help="Add the tuned head to the registry under this name.")
+@click.option(
+    "--register",
+    metavar="NAME",
+    help="Add the tuned head to the registry under this name; --overwrite replaces that of OUT.",
+)
 @where
 @hf_config
 @target_name
@@ -98,6 +104,7 @@ def command(
     from ..drafts.export import Options as Writing
     from ..refs import resolve
     from ..registry.heads import Addition, add
+    from ..registry.store import check_name
     from ..tune.run import Job, Reading, tune
     from .drafts import called, identity_of, verified
 
@@ -118,21 +125,28 @@ def command(
             overwrite=overwrite,
         ),
         hf_config=resolve(hf_config, weights=False) if hf_config else None,
-        state=state or out_folder.with_name(out_folder.name + ".tuning"),
+        state=state or Path(f"{out_folder.absolute()}.tuning"),
         resume=resume,
         device=device or "",
         dtype=dtype or "",
     )
+    addition = Addition(register or "", str(out_folder.resolve()), target, overwrite=overwrite, elsewhere=False)
+    if register and leads():
+        check_name(place, addition.naming)
     found = tune(job, lambda done: out.hint(said(done, job.settings.rounds)) if leads() else None)
     if not leads():
         return 0
+    code = ExitCode.OK
     if register and not dry_run:
-        found.result.registered = register
         measured = measured_of(found.result, job.settings.steps)
-        addition = Addition(register, str(out_folder), target, measured=measured, overwrite=overwrite)
-        found.findings.extend(add(place, addition).findings)
+        try:
+            found.findings.extend(add(place, replace(addition, measured=measured)).findings)
+            found.result.registered = register
+        except CkptError as problem:  # the head is there, and is said and pushed all the same
+            found.findings.extend(problem.findings)
+            code = problem.exit_code
     sent = [] if dry_run else publication.send(out, out_folder, target)
-    return out.finish(found.result, [*found.findings, *sent], lambda: show(out, found.result))
+    return out.finish(found.result, [*found.findings, *sent], lambda: show(out, found.result), code)
 
 
 def leads() -> bool:

@@ -15,8 +15,6 @@ from ..errors import CkptError, UsageProblem, error
 from ..families.limits import inexpressible, inexpressible_rope
 from ..model import Model, describe, open_store
 from ..report import Outcome, Report
-from ..stores.hf_folder import is_hf_folder
-from ..stores.torch_dist.reader import is_torch_dist
 from .companions import Companions, companions_of
 from .duplicates import settle_duplicates
 from .mtp import mtp_to_write
@@ -24,11 +22,7 @@ from .options import HF, MTP_DROP, TORCH_DIST, Options, Result
 from .plan import Plan
 from .to_hf import plan_hf
 from .to_megatron import plan_megatron
-from .writing import Starting, write
-
-
-def is_checkpoint(path: Path) -> bool:
-    return is_torch_dist(path) or is_hf_folder(path)
+from .writing import Starting, is_checkpoint, write
 
 
 def convert(

@@ -21,13 +21,18 @@ from ..engine.shares import share_of
 from ..errors import CkptError, error
 from ..model import Model, open_model
 from ..report import listed
-from ..stores.torch_dist.reader import RELEASE, TRACKER
+from ..stores.hf_folder import is_hf_folder
+from ..stores.torch_dist.reader import RELEASE, TRACKER, is_torch_dist
 from .companions import Companions
 from .finish import finish
 from .options import TORCH_DIST, Options, Result
 from .plan import Plan
 
 Starting = Callable[[int], Callable[[int], None] | None]
+
+
+def is_checkpoint(path: Path) -> bool:
+    return is_torch_dist(path) or is_hf_folder(path)
 
 
 def write(
@@ -51,7 +56,8 @@ def write(
     if not ranks.first:
         return _follow(work, ranks)
     progress = ranks.progress = starting(plan.program.nbytes)
-    with output_directory(target, plan.program.nbytes, work.journal), ranks.stopping():
+    written = output_directory(target, plan.program.nbytes, work.journal, options.overwrite, is_checkpoint)
+    with written, ranks.stopping():
         timing, result.resumed = _lead(work, ranks, progress)
         work.journal.check_sources()
         finish(model, plan, options, root, duplicates, companions)

@@ -125,7 +125,7 @@ def write_head(
     if options.dry_run:
         return Outcome(result, report.findings)
     progress = starting(program.nbytes) if starting else None
-    with output_directory(out, program.nbytes) as partial:
+    with output_directory(out, program.nbytes, None, options.overwrite, is_written_head) as partial:
         execute(program, partial, progress)
         (partial / CONFIG).write_bytes(written.config)
         for path in written.code:

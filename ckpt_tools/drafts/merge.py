@@ -85,7 +85,7 @@ def merge_draft(
     if options.dry_run:
         return Outcome(result, report.findings)
     progress = starting(program.nbytes) if starting else None
-    with output_directory(out, program.nbytes) as partial:
+    with output_directory(out, program.nbytes, None, options.overwrite, is_written_head) as partial:
         execute(program, partial, progress)
         for path in merge.unchanged:
             take_over(path, partial / path.name)

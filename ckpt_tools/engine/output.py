@@ -19,6 +19,9 @@ from .ranks import Elsewhere
 SLACK = 16 << 20  # directory blocks and small files
 
 
+Recognised = Callable[[Path], bool]
+
+
 class WriteFailed(CkptError):
     """The system fails while an output is written."""
 
@@ -27,11 +30,8 @@ def partial_of(target: Path) -> Path:
     return target.with_name(target.name + ".partial")
 
 
-def check_target(source: Path, target: Path, overwrite: bool, recognised: Callable[[Path], bool]) -> None:
-    """Raise unless `target` may be written: not inside the source, and absent, empty or overwritable.
-
-    Only a directory that `recognised` calls a checkpoint is ever replaced.
-    """
+def check_target(source: Path, target: Path, overwrite: bool, recognised: Recognised) -> None:
+    """Raise unless `target` may be written: not inside the source, and absent, empty or overwritable."""
     a, b = source.resolve(), target.resolve()
     if a == b or a in b.parents or b in a.parents:
         raise error(
@@ -43,8 +43,16 @@ def check_target(source: Path, target: Path, overwrite: bool, recognised: Callab
             actual=f"{a} and {b}",
             fix="choose another destination",
         )
+    check_place(target, overwrite, recognised)
+
+
+def check_place(target: Path, overwrite: bool, recognised: Recognised) -> bool:
+    """Whether `target` holds something that is to be replaced; raises OutputExists where it may not be.
+
+    Only a directory that `recognised` calls a checkpoint is ever replaced.
+    """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return
+        return False
     replaceable = target.is_dir() and recognised(target)
     if not (overwrite and replaceable):
         fix = "choose another destination, or --overwrite" if replaceable else "choose another destination"
@@ -57,6 +65,7 @@ def check_target(source: Path, target: Path, overwrite: bool, recognised: Callab
             actual="a checkpoint" if replaceable else "something that is not a checkpoint and is never overwritten",
             fix=fix,
         )
+    return True
 
 
 def check_space(target: Path, nbytes: int) -> None:
@@ -86,11 +95,18 @@ def to_write(target: Path, nbytes: int) -> int:
 
 
 @contextmanager
-def output_directory(target: Path, nbytes: int, journal: Journal | None = None) -> Iterator[Path]:
+def output_directory(
+    target: Path,
+    nbytes: int,
+    journal: Journal | None = None,
+    overwrite: bool = False,
+    recognised: Recognised = lambda path: False,
+) -> Iterator[Path]:
     """A `.partial` directory to write into; it becomes `target` if the block succeeds and vanishes if it fails.
 
-    With a `journal` it stays where the block was interrupted, or the system (OSError) or the network failed, and the next run
-    of the same program finds it as it is. Links are followed: what `target` points to is replaced, beside itself.
+    What is at `target` by then is judged as `check_target` does: it may have come there in the meantime. With a `journal`
+    `.partial` stays where that fails, where the block was interrupted, or the system (OSError) or the network failed, and the
+    next run of the same program finds it as it is. Links are followed: what `target` points to is replaced, beside itself.
     """
     target = target.resolve()
     partial = partial_of(target)
@@ -103,7 +119,7 @@ def output_directory(target: Path, nbytes: int, journal: Journal | None = None) 
                 journal.begin()
         with _cleaning(partial, nbytes, journal):
             yield partial
-            _rename(partial, target)
+            _rename(partial, target, check_place(target, overwrite, recognised))
         if journal is not None:  # only now: a run that is killed between the two has lost nothing
             shutil.rmtree(target / journal.folder.name, ignore_errors=True)
     finally:
@@ -130,6 +146,10 @@ def _cleaning(partial: Path, nbytes: int, journal: Journal | None) -> Iterator[N
             raise
         fix = f"check the network and run it again: it continues with {partial}"
         raise Unreachable(*(replace(finding, fix=fix) for finding in problem.findings)) from problem
+    except OutputExists:
+        if journal is None or not journal.begun:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
     except (KeyboardInterrupt, SystemExit) as problem:
         if journal is not None and journal.begun:
             problem.add_note(f"run it again: it continues with {partial}")
@@ -190,8 +210,9 @@ def _empty(folder: Path) -> None:
         shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
 
 
-def _rename(partial: Path, target: Path) -> None:
-    if target.exists() and any(target.iterdir()):
+def _rename(partial: Path, target: Path, replaced: bool) -> None:
+    """Without `replaced` the system itself refuses a target that is not empty."""
+    if replaced:
         old = target.with_name(f"{target.name}.replaced-{os.getpid()}")
         target.rename(old)
         partial.rename(target)

@@ -18,7 +18,7 @@ from ..report import Outcome, Report
 from .base import Place
 from .hub import Repository
 from .manifest import Entry, Measured, Verified
-from .store import put, read_all
+from .store import Name, check_name, put, read_all
 
 EQUAL, MOVED, UNKNOWN = "equal", "moved", "unknown"
 
@@ -43,7 +43,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """`draft` and `target` are refs as the user wrote them."""
+    """`draft` and `target` are refs as the user wrote them; `overwrite` and `elsewhere` are as for `put`."""
 
     name: str
     draft: str
@@ -51,10 +51,19 @@ class Addition:
     rules: Rules = DEFAULT
     measured: Measured | None = None
     overwrite: bool = False
+    elsewhere: bool = True
+
+    @property
+    def naming(self) -> Name:
+        return Name(self.name, located(self.draft), self.overwrite, self.elsewhere)
 
 
 def add(place: Place, wanted: Addition) -> Outcome[Entry]:
-    """Verify a head and record it; a head that does not fit is not recorded and its errors are raised."""
+    """Verify a head and record it; a head that does not fit is not recorded and its errors are raised.
+
+    The name comes first: a verification may take minutes.
+    """
+    check_name(place, wanted.naming)
     draft, target = resolve(wanted.draft), resolve(wanted.target, weights=False)
     outcome = verify_draft(draft, target, wanted.rules)
     Report(outcome.findings).raise_errors()
@@ -85,7 +94,7 @@ def add(place: Place, wanted: Addition) -> Outcome[Entry]:
         ),
         measured=wanted.measured,
     )
-    put(place, entry, wanted.overwrite)
+    put(place, entry, wanted.overwrite, wanted.elsewhere)
     found = [f for f in outcome.findings if f.code != "target-not-recorded"]
     return Outcome(entry, [*found, *_unreachable(place, wanted)])
 

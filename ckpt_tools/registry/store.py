@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_letters, digits
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import CkptError, Finding, NotFound, OutputExists, UsageProblem, error
 from ..refs import expanded, on_hub
@@ -63,24 +63,48 @@ def get(place: Place, name: str) -> Entry:
     return _find(place, place.read(), name)
 
 
-def put(place: Place, entry: Entry, overwrite: bool = False) -> None:
-    """Write an entry; raises OutputExists if its name is taken."""
-    file = file_of(entry.name)
+def put(place: Place, entry: Entry, overwrite: bool = False, elsewhere: bool = True) -> None:
+    """Write an entry; raises OutputExists if its name is taken. With `overwrite` an entry of that name is replaced, without
+    `elsewhere` only if its head lies where this one does."""
 
     def decide(folder: Path) -> Changes:
-        if (folder / file).exists() and not overwrite:
-            raise error(
-                OutputExists,
-                "name-taken",
-                f"a head called {entry.name!r} is there already",
-                where=f"{place.where}/{file}",
-                expected="a new name",
-                actual=entry.name,
-                fix="choose another name, or --overwrite",
-            )
-        return {file: _text(entry)}
+        _check_name(place, folder, Name(entry.name, entry.location, overwrite, elsewhere))
+        return {file_of(entry.name): _text(entry)}
 
     place.change(decide, f"Register {entry.name}")
+
+
+class Name(NamedTuple):
+    """A name that a head at `location` is to have; the rest as for `put`."""
+
+    name: str
+    location: str
+    overwrite: bool = False
+    elsewhere: bool = True
+
+
+def check_name(place: Place, wanted: Name) -> None:
+    """Raises what `put` would raise now."""
+    file_of(wanted.name)
+    _check_name(place, place.read(), wanted)
+
+
+def _check_name(place: Place, folder: Path, wanted: Name) -> None:
+    path = folder / file_of(wanted.name)
+    if not path.exists():
+        return
+    same = wanted.elsewhere or read_entry(path).location == wanted.location
+    if wanted.overwrite and same:
+        return
+    raise error(
+        OutputExists,
+        "name-taken",
+        f"a head called {wanted.name!r} is there already",
+        where=f"{place.where}/{path.name}",
+        expected="a new name" if same else f"a new name, or the head at {wanted.location}",
+        actual=wanted.name,
+        fix=f"choose another name, or {'--overwrite' if same else f'`ckpt-tools registry remove {wanted.name}` first'}",
+    )
 
 
 def amend(place: Place, name: str, **fields: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from ..drafts.export import Options as Writing
 from ..drafts.formats.targets import read_target
 from ..drafts.manifest import Tuning
 from ..drafts.spec import DraftSpec, open_draft
-from ..engine.output import check_target
+from ..engine.output import check_target, partial_of
 from ..errors import CkptError, Finding, UsageProblem, error
 from ..report import Outcome, Report
 from ..speculate.build import build_head
@@ -22,7 +23,7 @@ from ..speculate.results import Acceptance
 from ..speculate.target import load_target
 from .samples import Sample, read_samples
 from .settings import Settings
-from .state import State, check_free
+from .state import State, check_free, claimed
 from .student import Student
 from .trainer import Prompts, Round, Source, Trainer
 from .tuned import digest, tuned_spec
@@ -90,8 +91,7 @@ class TunedHead:
 def tune(job: Job, said: Said = lambda done: None) -> Outcome[TunedHead]:
     """Tune a head and write it; `said` hears of every round. Raises CkptError and its kinds; then nothing is left at OUT,
     and checkpoints stay."""
-    for other in (job.target, job.draft):
-        check_target(other, job.out, job.writing.overwrite, is_written_head)
+    _check_places(job)
     spec = open_draft(job.draft, job.hf_config, job.writing.form).dequantised()
     goal = read_target(job.target, job.writing.target_name)
     planned = write_head(spec, job.out, goal, replace(job.writing, dry_run=True))  # what cannot be written is not tuned
@@ -104,26 +104,60 @@ def tune(job: Job, said: Said = lambda done: None) -> Outcome[TunedHead]:
     trainer, held_out, state, unmoved = _set_up(job, spec, entries)
     result.device, result.processes = str(trainer.accelerator.device), trainer.accelerator.num_processes
     result.trainable = sum(p.numel() for p in trainer.head.parameters())
-    result.before = trainer.measure(held_out)
-    if job.resume and state is not None:
-        trainer.resume(state)
-        result.resumed_at = len(trainer.history)
-    trainer.run(state, said)
-    result.rounds = trainer.history
-    result.after = trainer.measure(held_out)
-    result.target_unchanged = digest(trainer.target.model) == unmoved
-    _check_unchanged(result)
-    report.findings += _lessons(result)
-    if trainer.accelerator.is_main_process:
-        _write(job, spec, trainer, result)
+    leads = trainer.accelerator.is_main_process
+    with claimed(state) if state is not None and leads else nullcontext():
+        if state is not None and not job.resume:
+            check_free(state)
+        result.before = trainer.measure(held_out)
+        if job.resume and state is not None:
+            trainer.resume(state)
+            result.resumed_at = len(trainer.history)
+        trainer.run(state, said)
+        result.rounds = trainer.history
+        result.after = trainer.measure(held_out)
+        result.target_unchanged = digest(trainer.target.model) == unmoved
+        _check_unchanged(result)
+        report.findings += _lessons(result)
+        if leads:
+            _write(job, spec, trainer, result)
     trainer.accelerator.wait_for_everyone()
     return Outcome(result, report.findings)
+
+
+def _check_places(job: Job) -> None:
+    """Raises CkptError unless OUT may be written and no checkpoint lies where it is."""
+    for other in (job.target, job.draft):
+        check_target(other, job.out, job.writing.overwrite, is_written_head)
+    if job.state is None:
+        return
+    out, state = job.out.resolve(), job.state.resolve()
+    for place in (out, partial_of(out)):
+        if place == state or place in state.parents or state in place.parents:
+            raise error(
+                UsageProblem,
+                "state-in-output",
+                "checkpoints and destination contain each other",
+                where=str(job.state),
+                expected=f"a folder beside {job.out}",
+                actual=f"{state} and {place}",
+                fix="choose another --state folder",
+            )
 
 
 def _entries(reading: Reading) -> Entries:
     """Raises CkptError if there is nothing to learn from."""
     held = read_prompts(reading.held_out_prompts) if reading.held_out_prompts else []
     if reading.samples is not None:
+        if reading.held_out:
+            raise error(
+                UsageProblem,
+                "samples-held-out",
+                "samples are learned from, all of them",
+                where=str(reading.samples),
+                expected="no --held-out with --samples",
+                actual=f"--held-out {reading.held_out}",
+                fix="give what is only measured as --held-out-prompts FILE",
+            )
         return Entries([], held)
     if not reading.prompts:
         raise error(UsageProblem, "texts-missing", "nothing to learn from", fix="--prompts FILE or --samples FILE")
@@ -149,7 +183,7 @@ def _nothing(where: str, actual: str) -> CkptError:
 def _source(reading: Reading, entries: Entries, texts: Texts) -> Source:
     samples: list[Sample] = []
     if reading.samples is not None:
-        samples = read_samples(reading.samples, texts.tokenizer)
+        samples = read_samples(reading.samples, texts.tokenizer, texts.target.vocab_size)
         if not samples:
             raise _nothing(str(reading.samples), "no sample with a response")
     return Source([texts.prompt(entry).ids for entry in entries.prompts], texts.stop, samples)
@@ -176,12 +210,12 @@ def _set_up(job: Job, spec: DraftSpec, entries: Entries) -> SetUp:
     drafter, head = build_head(spec, target), build_head(spec, target).float().requires_grad_(True)
     unmoved = digest(target.model)
     run = {"target": unmoved, "head": digest(head), "processes": accelerator.num_processes, "precision": precision}
-    state = State(job.state, {**run, **job.settings.fingerprint()}) if job.state else None
-    if state is not None and not job.resume:
-        check_free(state)
     student = Student(head, job.settings.steps, job.settings.decay)
     texts = Texts(target)
     source, held_out = _source(job.reading, entries, texts), [texts.prompt(entry).ids for entry in entries.held_out]
+    run["text"] = source.digest()
+    saves = job.settings.save_every or job.resume
+    state = State(job.state, {**run, **job.settings.fingerprint()}) if job.state and saves else None
     return SetUp(Trainer(accelerator, target, drafter, job.settings, source, student), held_out, state, unmoved)
 
 
@@ -244,7 +278,9 @@ def _write(job: Job, spec: DraftSpec, trainer: Trainer, result: TunedHead) -> No
         accept_length_before=result.before.accept_length if result.before else None,
         accept_length_after=result.after.accept_length if result.after else None,
     )
-    with tempfile.TemporaryDirectory(prefix="tuned-") as folder:
+    out = job.out.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
         tuned = tuned_spec(spec, trainer.head, Path(folder))
         target = read_target(job.target, job.writing.target_name)
         result.written = write_head(tuned, job.out, target, replace(job.writing, tuning=tuning)).result

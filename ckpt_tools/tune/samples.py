@@ -26,10 +26,10 @@ class Sample:
         return len(self.ids) - self.prompt
 
 
-def read_samples(path: Path, tokenizer: Tokenizer | None) -> list[Sample]:
+def read_samples(path: Path, tokenizer: Tokenizer | None, vocab_size: int) -> list[Sample]:
     """Samples: {"prompt_ids": [...], "response_ids": [...]}, {"prompt": string, "response": string}, or {"messages": [...]}
     of which the last is the response. What is too short to have a label is left out. Raises NotFound and CkptError."""
-    made = [_sample(row, where, tokenizer) for where, row in _rows(path)]
+    made = [_known(_sample(row, where, tokenizer), where, vocab_size) for where, row in _rows(path)]
     return [sample for sample in made if len(sample.ids) >= SHORTEST and sample.generated > 0]
 
 
@@ -50,7 +50,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     if text.lstrip().startswith("["):
         yield from ((f"{path}, entry {i}", row) for i, row in enumerate(_parsed(text, str(path)), 1))
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield f"{path}, line {number}", _parsed(line, f"{path}, line {number}")
 
@@ -58,12 +58,21 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise _malformed(where, "JSON", str(problem)) from problem
 
 
-def _malformed(where: str, expected: str, actual: str) -> CkptError:
-    return error(CkptError, "sample-malformed", "not a sample", where=where, expected=expected, actual=actual[:80])
+def _malformed(where: str, expected: str, actual: str, fix: str = "correct this entry, or take it out") -> CkptError:
+    return error(
+        CkptError, "sample-malformed", "not a sample", where=where, expected=expected, actual=actual[:80], fix=fix
+    )
+
+
+def _known(sample: Sample, where: str, vocab_size: int) -> Sample:
+    if unknown := [token for token in sample.ids if not 0 <= token < vocab_size]:
+        fix = "the samples or the tokenizer belong to another model"
+        raise _malformed(where, f"ids from 0 to {vocab_size - 1}", str(unknown[0]), fix)
+    return sample
 
 
 def _opened(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -82,22 +91,44 @@ def _templated(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, open
 
 
 def _sample(row: Any, where: str, tokenizer: Tokenizer | None) -> Sample:
-    forms = '{"prompt_ids", "response_ids"}, {"prompt", "response"} or {"messages"}'
-    if not isinstance(row, dict):
-        raise _malformed(where, forms, str(row))
     match row:
         case {"prompt_ids": [*prompt], "response_ids": [*response]} if all(
             type(i) is int for i in (*prompt, *response)
         ):
             return Sample((*prompt, *response), len(prompt))
-        case {"prompt": str(prompt), "response": str(response)} if tokenizer is not None:
+    if tokenizer is None:
+        fix = "put the tokenizer beside the target, or give ids"
+        raise _malformed(where, '{"prompt_ids", "response_ids"}: the target brings no tokenizer', str(row), fix)
+    try:
+        return _tokenised(row, where, tokenizer)
+    except CkptError:
+        raise
+    except Exception as problem:  # a chat template raises what it likes
+        actual = f"{type(problem).__name__}: {problem}"
+        raise _malformed(where, "a text that tokenizer and chat template take", actual) from problem
+
+
+def _tokenised(row: Any, where: str, tokenizer: Tokenizer) -> Sample:
+    match row:
+        case {"prompt": str(prompt), "response": str(response)}:
             opened = _opened(prompt, tokenizer)
             closing = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
             answer = tokenizer(response, add_special_tokens=False)["input_ids"]
             return Sample((*opened, *answer, *closing), len(opened))
-        case {"messages": [*messages]} if tokenizer is not None and len(messages) > 1:
+        case {"messages": [*messages]} if len(messages) > 1 and all(map(_is_message, messages)):
+            if not tokenizer.chat_template:
+                fix = 'give {"prompt", "response"}, or ids'
+                raise _malformed(where, "a tokenizer with a chat template", "none", fix)
             opened, whole = _templated(messages[:-1], tokenizer), _templated(messages, tokenizer, opens=False)
             if whole[: len(opened)] != opened:
                 raise _malformed(where, "a template under which the response follows the prompt", "another template")
             return Sample(tuple(whole), len(opened))
+    forms = '{"prompt_ids", "response_ids"}, {"prompt", "response"} or {"messages": [{"role", "content"}, ...]}'
     raise _malformed(where, forms, str(row))
+
+
+def _is_message(message: Any) -> bool:
+    """A message that calls tools may be without content."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    return isinstance(message.get("content"), str | list) or "tool_calls" in message

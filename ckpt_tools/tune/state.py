@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import CkptError, OutputExists, error
 from .samples import Sample
 
-ROUND, PARTIAL = "round-", ".partial"
+Entry = TypeVar("Entry")
+ROUND, PARTIAL, LOCK = "round-", ".partial", ".lock"
 FINGERPRINT = "run.json"
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`folder` holds one `round-N` directory, the newest. `fingerprint` says what run it is: target, head, settings."""
+    """`folder` holds one `round-N` directory, the newest. `fingerprint` says what run it is: target, head, text,
+    settings."""
 
     folder: Path
     fingerprint: Mapping[str, Any]
@@ -27,6 +30,31 @@ class State:
         """The last complete checkpoint."""
         found = [path for path in self.folder.glob(ROUND + "*") if path.name.removeprefix(ROUND).isdigit()]
         return max(found, key=lambda path: int(path.name.removeprefix(ROUND)), default=None)
+
+
+@contextmanager
+def claimed(state: State) -> Iterator[None]:
+    """Keep other runs out of the folder; raises OutputExists while one is in it. The lock dies with its process."""
+    from filelock import FileLock, Timeout
+
+    state.folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(state.folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as problem:
+        raise error(
+            OutputExists,
+            "state-busy",
+            "another run keeps its checkpoints there",
+            where=str(state.folder),
+            expected="one run for one folder of checkpoints",
+            actual=f"{LOCK} is locked",
+            fix="wait for the other run, or choose another --state folder",
+        ) from problem
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def check_free(state: State) -> None:
@@ -67,10 +95,10 @@ def write_state(state: State, accelerator: Any, kept: Sequence[Sequence[Sample]]
     accelerator.wait_for_everyone()
 
 
-def read_state(state: State, accelerator: Any) -> tuple[list[list[Sample]], list[dict[str, Any]]]:
-    """Load the newest checkpoint into what `accelerator` prepared; returns (samples by round, history).
+def read_state(state: State, accelerator: Any, entry: Callable[..., Entry]) -> tuple[list[list[Sample]], list[Entry]]:
+    """Load the newest checkpoint into what `accelerator` prepared; returns (samples by round, history made with `entry`).
 
-    Raises CkptError if there is none, or if it is of another run or of another number of processes.
+    Raises CkptError if there is none, if it cannot be read, or if it is of another run or of another number of processes.
     """
     newest = state.newest()
     if newest is None:
@@ -83,19 +111,39 @@ def read_state(state: State, accelerator: Any) -> tuple[list[list[Sample]], list
             actual="none",
             fix="start without --resume",
         )
-    _check_same(state, newest)
-    accelerator.load_state(str(newest))
-    progress = json.loads(_progress(newest, accelerator).read_text(encoding="utf-8"))
-    kept = [[Sample(tuple(ids), prompt) for ids, prompt in samples] for samples in progress["kept"]]
-    return kept, progress["history"]
+    with _readable(newest):
+        saved = dict(json.loads((newest / FINGERPRINT).read_text(encoding="utf-8")))
+    _check_same(state, newest, saved)
+    with _readable(newest):
+        progress = json.loads(_progress(newest, accelerator).read_text(encoding="utf-8"))
+        kept = [[Sample(tuple(ids), prompt) for ids, prompt in samples] for samples in progress["kept"]]
+        history = [entry(**fields) for fields in progress["history"]]
+        accelerator.load_state(str(newest))
+    return kept, history
+
+
+@contextmanager
+def _readable(newest: Path) -> Iterator[None]:
+    """Raises CkptError for whatever json, torch, safetensors and pickle say of damaged files."""
+    try:
+        yield
+    except Exception as problem:
+        raise error(
+            CkptError,
+            "state-damaged",
+            "the checkpoint cannot be read",
+            where=str(newest),
+            expected="the files that a round leaves",
+            actual=f"{type(problem).__name__}: {problem}",
+            fix="remove the folder to start anew",
+        ) from problem
 
 
 def _progress(folder: Path, accelerator: Any) -> Path:
     return folder / f"progress-{accelerator.process_index}.json"
 
 
-def _check_same(state: State, newest: Path) -> None:
-    saved = json.loads((newest / FINGERPRINT).read_text(encoding="utf-8"))
+def _check_same(state: State, newest: Path, saved: Mapping[str, Any]) -> None:
     now = json.loads(json.dumps(dict(state.fingerprint)))
     differing = sorted(name for name in saved.keys() | now.keys() if saved.get(name) != now.get(name))
     if differing:

@@ -5,6 +5,8 @@ torch's AdamW, transformers' schedule, accelerate's devices, processes, precisio
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +56,12 @@ class Source:
     stop: frozenset[int] = frozenset()
     samples: Sequence[Sample] = ()
 
+    def digest(self) -> str:
+        """SHA-256 of everything that is learned from."""
+        samples = [(sample.ids, sample.prompt) for sample in self.samples]
+        everything = [list(map(list, self.prompts)), sorted(self.stop), samples]
+        return hashlib.sha256(json.dumps(everything).encode()).hexdigest()
+
 
 @dataclass(eq=False)
 class Trainer:
@@ -88,13 +96,13 @@ class Trainer:
         return self.student.head
 
     def run(self, state: State | None, said: Callable[[Round], None]) -> None:
-        """All rounds that are not done yet; `said` hears of each. `state` is where checkpoints go."""
+        """All rounds that are not done yet; `said` hears of each. `state` is where checkpoints go, the last round's too."""
         for number in range(len(self.history), self.settings.rounds):
             done = self._round(number)
             self.history.append(done)
             said(done)
             every = self.settings.save_every
-            if state is not None and every and (number + 1) % every == 0:
+            if state is not None and every and ((number + 1) % every == 0 or number + 1 == self.settings.rounds):
                 self.save(state)
 
     def _round(self, number: int) -> Round:
@@ -216,8 +224,7 @@ class Trainer:
 
     def resume(self, state: State) -> None:
         """Go on from the last checkpoint; raises CkptError if there is none or it is of another run."""
-        self.kept, history = read_state(state, self.accelerator)
-        self.history = [Round(**entry) for entry in history]
+        self.kept, self.history = read_state(state, self.accelerator, Round)
 
 
 def nth(position: int, count: int, seed: int) -> int:

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from ..drafts.spec import DraftSpec, HeadTensor, plain
+from ..engine.output import WriteFailed
+from ..errors import error
 from ..speculate.head import Head
 from ..stores.dtypes import BY_NAME, FLOATS
 from ..stores.safetensors_header import read_header
@@ -23,6 +25,7 @@ def tuned_spec(spec: DraftSpec, head: Head, folder: Path) -> DraftSpec:
     They are written to `folder`, which must last until the spec has been written elsewhere. What the head does not hold
     (a copy of the target's embedding, say) stays what it was.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     state = head.canonical_state()
@@ -30,7 +33,18 @@ def tuned_spec(spec: DraftSpec, head: Head, folder: Path) -> DraftSpec:
         raise ValueError(f"the head holds tensors that its source has not: {sorted(unknown)}")
     moved = {name: tensor for name, tensor in state.items() if spec.tensors[name].dtype in FLOATS}
     path = folder / FILE
-    save_file({name: _stored(tensor, spec.tensors[name]) for name, tensor in moved.items()}, path)
+    try:
+        save_file({name: _stored(tensor, spec.tensors[name]) for name, tensor in moved.items()}, path)
+    except SafetensorError as problem:
+        raise error(
+            WriteFailed,
+            "write-failed",
+            "the tuned tensors cannot be written",
+            where=str(path),
+            expected="room for the head twice: these tensors and what is made of them",
+            actual=str(problem),
+            fix="see what the system says; --resume goes on from the last checkpoint",
+        ) from problem
     read = {name: plain(name, tensor, (path,)) for name, tensor in read_header(path, 0).items()}
     return replace(spec, tensors={**spec.tensors, **read})
 

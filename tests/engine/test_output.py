@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ckpt_tools.engine.execute import execute
+from ckpt_tools.engine.journal import Journal, Stamp
 from ckpt_tools.engine.output import SLACK, check_target, output_directory, partial_of
 from ckpt_tools.engine.program import Program
 from ckpt_tools.errors import CkptError, ExitCode, OutputExists, UsageProblem
@@ -85,11 +86,42 @@ def test_only_checkpoints_are_overwritten_and_only_on_request(kind: str, overwri
 
 def test_overwriting_replaces_everything_when_done(tmp_path: Path) -> None:
     target = checkpoint(tmp_path / "target")
-    with output_directory(target, 10) as partial:
+    with output_directory(target, 10, None, True, recognised) as partial:
         (partial / "other").write_text("new")
         assert (target / "weights").read_text() == "old"
     assert names(target) == ["other"]
     assert names(tmp_path) == ["target"]
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("kind", ["weights", "thesis.tex"])
+def test_what_came_in_the_meantime_is_judged_again(kind: str, overwrite: bool, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+
+    def write() -> None:
+        with output_directory(target, 10, None, overwrite, recognised) as partial:
+            (partial / "weights").write_text("new")
+            target.mkdir()
+            (target / kind).write_text("old")
+
+    if kind == "weights" and overwrite:
+        write()
+        assert (target / "weights").read_text() == "new"
+    else:
+        assert code_of(write) == "output-exists"
+        assert (target / kind).read_text() == "old"
+    assert names(tmp_path) == ["target"]
+
+
+def test_a_conversion_that_finds_its_place_taken_is_kept(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    journal = Journal(partial_of(target), Stamp("plan", 0, []), [])
+    with pytest.raises(OutputExists), output_directory(target, 10, journal) as partial:
+        journal.begun = True
+        (partial / "weights").write_text("new")
+        checkpoint(target)
+    assert (partial / "weights").read_text() == "new"
+    assert (target / "weights").read_text() == "old"
 
 
 def test_a_failed_overwrite_keeps_the_old_one(tmp_path: Path) -> None:
@@ -104,7 +136,7 @@ def test_a_failed_overwrite_keeps_the_old_one(tmp_path: Path) -> None:
 def test_overwriting_through_a_link_replaces_what_it_points_to(tmp_path: Path) -> None:
     real = checkpoint(tmp_path / "disk/real")
     (tmp_path / "link").symlink_to(real)
-    with output_directory(tmp_path / "link", 10) as partial:
+    with output_directory(tmp_path / "link", 10, None, True, recognised) as partial:
         (partial / "weights").write_text("new")
     assert (tmp_path / "link").is_symlink()
     assert (real / "weights").read_text() == "new"
@@ -197,6 +229,7 @@ CHILD = """
 import os, resource, sys, time
 from pathlib import Path
 from ckpt_tools.engine.execute import execute
+from ckpt_tools.engine.journal import Journal, Stamp
 from ckpt_tools.engine.moves import Move
 from ckpt_tools.engine.output import output_directory
 from ckpt_tools.engine.program import Program

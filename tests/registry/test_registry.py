@@ -88,6 +88,13 @@ def test_a_name_is_taken_once(registry: Run, model: Path, tmp_path: Path) -> Non
     assert registry("show", "x").result["heads"][0]["entry"]["kind"] == "eagle"
 
 
+def test_a_name_is_checked_before_the_head(registry: Run, model: Path, tmp_path: Path) -> None:
+    registry("add", eagle3(tmp_path / "a"), "--target", model, "--name", "x")
+    bad = eagle(tmp_path / "b", hidden_size=6)
+    assert registry("add", bad, "--target", model, "--name", "x", code=5).codes == ["name-taken"]
+    assert registry("add", bad, "--target", model, "--name", "a/b", code=2).codes == ["name-invalid"]
+
+
 def test_remove_forgets_the_entry_only(registry: Run, model: Path, tmp_path: Path) -> None:
     head = eagle3(tmp_path / "head")
     registry("add", head, "--target", model, "--name", "x")

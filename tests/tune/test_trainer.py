@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,54 +18,20 @@ from torch import nn
 from ckpt_tools.drafts.export import Options as Writing
 from ckpt_tools.drafts.manifest import read_manifest
 from ckpt_tools.drafts.spec import open_draft
-from ckpt_tools.errors import CkptError, OutputExists
+from ckpt_tools.errors import CkptError
 from ckpt_tools.speculate.build import build_head
 from ckpt_tools.tune import run as runs
 from ckpt_tools.tune import trainer as trainers
-from ckpt_tools.tune.run import Job, Reading, tune
+from ckpt_tools.tune.run import Reading, tune
 from ckpt_tools.tune.samples import Sample
-from ckpt_tools.tune.settings import Settings
 from ckpt_tools.tune.student import Student
 from ckpt_tools.tune.trainer import Source, Trainer, nth
 from ckpt_tools.tune.tuned import FILE, digest, tuned_spec
 
-from ..conftest import Command
-from .heads import KINDS, loaded, pair
+from .heads import KINDS, loaded
+from .jobs import PROMPT_IDS, QUICK, job, prompts_in
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = Settings(
-    rounds=4,
-    prompts=3,
-    new_tokens=12,
-    updates=6,
-    batch=3,
-    replay=2,
-    learning_rate=3e-3,
-    warmup=0,
-    temperature=0.0,
-    save_every=2,
-)
-PROMPT_IDS = [[i, i + 1, 2 * i] for i in range(3, 12)]
-PROMPTS = [f"w{i} w{i + 1} w{2 * i + 3}" for i in range(3, 12)]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
-    return {kind: pair(kind, tmp_path_factory.mktemp(kind)) for kind in KINDS}
-
-
-def prompts_in(folder: Path) -> Path:
-    file = folder / "prompts.json"
-    file.write_text(json.dumps(PROMPTS))
-    return file
-
-
-def job(folders: tuple[Path, Path], folder: Path, **changes: Any) -> Job:
-    reading = Reading(prompts=str(prompts_in(folder)), held_out=2)
-    settings = replace(QUICK, **{k: changes.pop(k) for k in list(changes) if hasattr(QUICK, k)})
-    return replace(
-        Job(folders[0], folders[1], folder / "out", reading, settings, state=folder / "state", device="cpu"), **changes
-    )
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -157,27 +122,13 @@ def test_a_resumed_run_ends_with_the_same_bits(
     with pytest.raises(Stopped):
         tune(job(folders[kind], broken, temperature=1.0), stop)
     assert not (broken / "out").exists()
-    assert [path.name for path in (broken / "state").iterdir()] == ["round-2"]
+    assert [path.name for path in (broken / "state").glob("round-*")] == ["round-2"]
     result = tune(job(folders[kind], broken, temperature=1.0, resume=True)).result
     assert result.resumed_at == 2
     assert [done.number for done in result.rounds] == [1, 2, 3, 4]
     assert {n: t.tolist() for n, t in tensors(whole / "out").items()} == {
         n: t.tolist() for n, t in tensors(broken / "out").items()
     }
-
-
-def test_checkpoints_are_neither_overwritten_nor_mixed_up(
-    folders: dict[str, tuple[Path, Path]], tmp_path: Path
-) -> None:
-    tune(job(folders["eagle3"], tmp_path, rounds=2, save_every=1))
-    again = job(folders["eagle3"], tmp_path, rounds=3, out=tmp_path / "other")
-    with pytest.raises(OutputExists, match="--resume"):
-        tune(again)
-    with pytest.raises(CkptError, match="another learning_rate"):
-        tune(replace(again, resume=True, settings=replace(again.settings, learning_rate=1.0)))
-    with pytest.raises(CkptError, match="another head"):
-        tune(replace(again, resume=True, draft=tmp_path / "out"))
-    assert len(tune(replace(again, resume=True)).result.rounds) == 3  # longer is allowed
 
 
 def test_given_samples_are_learned_without_generating(
@@ -238,49 +189,6 @@ def test_every_pass_over_the_prompts_has_every_prompt_once() -> None:
     order = [nth(i, 5, seed=1) for i in range(15)]
     assert sorted(order[:5]) == sorted(order[5:10]) == sorted(order[10:]) == [0, 1, 2, 3, 4]
     assert order[:5] != order[5:10]
-
-
-def test_the_command_tunes_verifies_and_registers(
-    folders: dict[str, tuple[Path, Path]], tmp_path: Path, command: Command
-) -> None:
-    target, head = folders["eagle3"]
-    words = ["tune-draft", target, head, tmp_path / "out", "--prompts", prompts_in(tmp_path), "--held-out", 2]
-    words += [
-        "--rounds",
-        1,
-        "--updates",
-        1,
-        "--max-new-tokens",
-        6,
-        "--register",
-        "mine",
-        "--registry",
-        tmp_path / "heads",
-    ]
-    dry = command(*words, "--dry-run", "--json").envelope["result"]
-    assert dry["dry_run"]
-    assert not (tmp_path / "out").exists()
-    result = command(*words, "--json").envelope["result"]
-    assert result["written"]["verified"]
-    assert result["registered"] == "mine"
-    entry = command("registry", "show", "mine", "--registry", tmp_path / "heads", "--json").envelope["result"]["heads"][
-        0
-    ]
-    assert entry["entry"]["provenance"]["tuning"]["updates"] == 1
-    assert entry["entry"]["measured"]["accept_length"] == result["after"]["accept_length"]
-    command("verify-draft", tmp_path / "out", "--target", target)
-
-
-def test_nothing_to_learn_from_is_refused(
-    folders: dict[str, tuple[Path, Path]], tmp_path: Path, command: Command
-) -> None:
-    target, head = folders["eagle3"]
-    words = ["tune-draft", target, head, tmp_path / "out"]
-    assert "one of --prompts and --samples" in command(*words, code=2).err
-    assert "all of them held out" in command(*words, "--prompts", prompts_in(tmp_path), "--held-out", 9, code=1).err
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "w3", "response": "w4 w5"}\n{"text": 1}\n')
-    assert "line 2" in command(*words, "--samples", tmp_path / "bad.jsonl", code=1).err
-    assert command(*words, "--prompts", tmp_path / "none", code=3).err
 
 
 @pytest.mark.slow
