@@ -99,9 +99,8 @@ def _told(url: str) -> TreeShape | None:
             told = _answered(urllib.request.Request(f"{url.rstrip('/')}/{page}"), url)
         except urllib.error.HTTPError:
             continue
-        numbers = [told.get(name) for name in NUMBERS]
-        if all(type(number) is int for number in numbers):
-            steps, topk, tokens = numbers
+        steps, topk, tokens = (told.get(name) for name in NUMBERS)
+        if isinstance(steps, int) and isinstance(topk, int) and isinstance(tokens, int):
             return TreeShape(steps, topk, tokens - 1)
     return None
 
