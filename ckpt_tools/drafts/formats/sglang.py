@@ -10,7 +10,7 @@ from ...families.edits import edited_config, quantisation_removals
 from ...quantised import FLOAT8, quantisation
 from ...report import Report
 from ...stores.sidecars import sidecars
-from ..spec import EAGLE, EAGLE3, EMBED, FC, FC_BIAS, HEAD, DraftSpec, HeadTensor
+from ..spec import D2T, EAGLE, EAGLE3, EMBED, FC, FC_BIAS, HEAD, DraftSpec, HeadTensor
 from . import base
 from .eagle_names import LAYER_NORM, MIDLAYER, QK_NORM, at_layer
 from .layer import dumped, written_layer
@@ -41,7 +41,7 @@ def write_eagle(spec: DraftSpec, target: Target, report: Report) -> Written:
     refusals.raise_errors(CkptError)
     tensors = _tensors(spec, report)
     config = _config(spec, target, report)
-    made = {name: map_ for name, map_ in made_maps(spec).items() if spec.ids or name in spec.tensors}
+    made = made_maps(spec, mask_needed=bool(spec.ids)) if spec.ids or D2T in spec.tensors else {}
     kept = {name: entry for name, entry in tensors.items() if name not in made}
     return Written(FORM, eagle_architecture(spec), dumped(config), kept, made)
 
