@@ -118,3 +118,14 @@ def test_a_mask_of_numbers_is_no_mask(command: Command, tmp_path: Path) -> None:
     words = ("export-draft", head, "--target", target(tmp_path / "target"), "--json")
     assert command(*words, tmp_path / "out", "--format", "speculators", code=1).codes[-1:] == ["d2t-dtype"]
     command(*words, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["map.safetensors", "ids.pt"])
+@pytest.mark.parametrize("nbytes", [0, 20])
+def test_a_map_that_ends_early_is_refused(name: str, nbytes: int, command: Command, tmp_path: Path) -> None:
+    whole = tmp_path / name
+    save_file({"d2t": OFFSETS}, whole) if name.endswith("safetensors") else torch.save(IDS, whole)
+    whole.write_bytes(whole.read_bytes()[:nbytes])
+    words = ("export-draft", bare(tmp_path / "head"), tmp_path / "out", "--target", target(tmp_path / "target"))
+    ran = command(*words, "--vocab-map", whole, "--json", code=3)
+    assert ran.codes == ["token-map-unreadable"] and not (tmp_path / "out").exists()
