@@ -135,8 +135,7 @@ class DraftSpec:
     @property
     def architecture(self) -> str:
         """The first entry of the source's `architectures`, or ""."""
-        named = self.config.get("architectures")
-        return str(named[0]) if isinstance(named, list) and named else ""
+        return first_architecture(self.config)
 
     @property
     def nbytes(self) -> int:
@@ -186,6 +185,12 @@ class DraftSpec:
     def raise_errors(self) -> None:
         if errors := self.errors:
             raise CkptError(*errors)
+
+
+def first_architecture(config: Mapping[str, Any]) -> str:
+    """The first entry of a config's `architectures`, or ""."""
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
 
 
 def _integers(entry: HeadTensor) -> array[int]:

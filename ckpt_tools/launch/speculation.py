@@ -7,7 +7,7 @@ from pathlib import Path
 from ..drafts.checks.chain import chain_problem
 from ..drafts.checks.pair import Rules
 from ..drafts.servers import SGLANG, SGLANG_MTP, VLLM, VLLM_MTP
-from ..drafts.spec import open_draft
+from ..drafts.spec import first_architecture, open_draft
 from ..errors import CkptError, Finding
 from .case import Case
 
@@ -37,8 +37,7 @@ NO_PATH = (
 
 
 def architecture(case: Case) -> str:
-    named = case.config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else ""
+    return first_architecture(case.config)
 
 
 def automatic(name: str) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ from ...families.edits import edited_config, quantisation_removals
 from ...quantised import FLOAT8, quantisation
 from ...report import Report
 from ...stores.sidecars import sidecars
+from ..servers import SEVERAL_LAYERS
 from ..spec import D2T, EAGLE, EAGLE3, EMBED, FC, FC_BIAS, HEAD, DraftSpec, HeadTensor
 from . import base
 from .eagle_names import LAYER_NORM, MIDLAYER, QK_NORM, at_layer
@@ -30,8 +31,6 @@ FOREIGN = (
     base.LAYER_CONFIG,
 )
 RESTATED = (base.NORM_OUTPUT, base.BEFORE_RESIDUAL, base.BEFORE_FC, base.FC_NORM, base.USE_AUX_NORM, base.AUX_IDS)
-# Classes that hold one MTP layer: SGLang asserts it (DeepSeek, GLM), or lets the last one win (MiMoMTP).
-SEVERAL_LAYERS = ("MiMoV2MTP",)
 
 
 def write_eagle(spec: DraftSpec, target: Target, report: Report) -> Written:
