@@ -36,7 +36,7 @@ def variables(pairs: tuple[str, ...]) -> dict[str, str]:
 @click.option("--args", "arguments", default="", metavar="FLAGS", help="Training flags, beside the script's or alone.")
 @click.option("--server-args", default="", metavar="FLAGS", help="Flags of an SGLang server that is started apart.")
 @click.option("--set", "pairs", multiple=True, metavar="NAME[=VALUE]", help="A variable of the script's environment.")
-@click.option("--sglang-version", default=LATEST, show_default=True, metavar="VERSION", help="The release that serves.")
+@click.option("--sglang-version", metavar="VERSION", help=f"The release that serves; {LATEST} if nothing says.")
 @talking("preflight")
 def command(
     out: Output,
@@ -48,7 +48,7 @@ def command(
     arguments: str,
     server_args: str,
     pairs: tuple[str, ...],
-    sglang_version: str,
+    sglang_version: str | None,
 ) -> int:
     """Check that script, checkpoints, draft head and server agree before a job takes a GPU.
 

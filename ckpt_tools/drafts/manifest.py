@@ -102,7 +102,10 @@ def read_manifest(root: Path) -> Manifest:
     """Raises NotFound if there is none or it is not readable."""
     path = root / MANIFEST
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        found = Manifest.model_validate_json(path.read_bytes())
+        if found.version != FORMAT_VERSION:
+            raise ValueError(f"version {found.version}, and {FORMAT_VERSION} is read")
+        return found
     except (OSError, ValueError) as problem:
         raise error(
             NotFound,

@@ -23,6 +23,7 @@ from ..stores.hf_folder import CONFIG, GHOST, INDEX, HfFolder, index_from_header
 from ..stores.safetensors_header import header_bytes
 from ..stores.sidecars import copy_sidecars
 from ..stores.torch_dist.reader import is_torch_dist
+from .body import check_body
 from .export import (
     Exported,
     Options,
@@ -73,6 +74,7 @@ def merge_draft(
     spec = open_draft(draft, config_for(draft, target_path, options))
     only_mtp(spec, "merge-draft")
     _fill_ghosts(folder, spec)
+    check_body(folder, target)
     report = Report([*folder.report.findings, *(f for f in spec.findings if f.code not in UNSETTLED)])
     check_pair(spec, target, report)
     report.raise_errors(CkptError)
@@ -100,15 +102,17 @@ def merge_draft(
 
 
 def _open_target(path: Path, name: str) -> tuple[HfFolder, Target]:
-    if is_torch_dist(path):
+    if is_torch_dist(path) or path.is_file():
+        megatron = not path.is_file()
+        fix = "convert the model to Hugging Face first; its MTP layers come along"
         raise error(
             UsageProblem,
             "target-not-hf",
             "a head is merged into a Hugging Face folder",
             where=str(path),
             expected="a folder with config.json and *.safetensors",
-            actual="a Megatron directory",
-            fix="convert the model to Hugging Face first; its MTP layers come along",
+            actual="a Megatron directory" if megatron else "a file",
+            fix=fix if megatron else "name the folder that holds the weights",
         )
     folder, target = open_folder(path), read_target(path, name)
     if not folder.ghosts:

@@ -24,6 +24,7 @@ from ..stores.base import Chunk, Tensor
 
 MTP, EAGLE, EAGLE3 = "mtp", "eagle", "eagle3"
 D2T, T2D = "d2t", "t2d"
+INTEGERS, BOOLEANS = {"I64": "q", "I32": "i"}, ("BOOL", "U8")  # dtypes of the maps, with array's names of the integers
 EMBED, HEAD, FC, FC_BIAS = "embed_tokens.weight", "lm_head.weight", "fc.weight", "fc.bias"
 
 
@@ -134,22 +135,24 @@ class DraftSpec:
     @property
     def architecture(self) -> str:
         """The first entry of the source's `architectures`, or ""."""
-        named = self.config.get("architectures")
-        return str(named[0]) if isinstance(named, list) and named else ""
+        return first_architecture(self.config)
 
     @property
     def nbytes(self) -> int:
         return sum(entry.tensor.nbytes for entry in self.tensors.values())
 
     def d2t(self) -> array[int] | None:
-        """Offsets: draft id i is target id i + d2t[i]. None if the head has none, which means the identity."""
+        """Offsets: draft id i is target id i + d2t[i]. None if the head has none, which means the identity.
+
+        Raises CkptError for a d2t that is no list of integers.
+        """
         if self.ids:
             return array("q", (target - number for number, target in enumerate(self.ids)))
         return _integers(self.tensors[D2T]) if D2T in self.tensors else None
 
     def t2d(self) -> bytes | None:
-        """One byte per target id, 1 where the draft vocabulary has it."""
-        return self.tensors[T2D].read() if T2D in self.tensors else None
+        """One byte per target id, 1 where the draft vocabulary has it. Raises CkptError for a t2d that is no list of flags."""
+        return _flags(self.tensors[T2D]) if T2D in self.tensors else None
 
     def weights_hash(self) -> str:
         """`sha256:` over the canonical name, dtype, shape and bytes of every tensor: the same head in another folder."""
@@ -184,8 +187,28 @@ class DraftSpec:
             raise CkptError(*errors)
 
 
+def first_architecture(config: Mapping[str, Any]) -> str:
+    """The first entry of a config's `architectures`, or ""."""
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
+
+
 def _integers(entry: HeadTensor) -> array[int]:
-    return array({"I64": "q", "I32": "i"}[entry.dtype], entry.read())
+    if entry.dtype not in INTEGERS or len(entry.shape) != 1:
+        raise _wrong_map(entry, "d2t holds no list of integers", "I64 [draft vocabulary]", "write it as int64 offsets")
+    return array(INTEGERS[entry.dtype], entry.read())
+
+
+def _flags(entry: HeadTensor) -> bytes:
+    if entry.dtype not in BOOLEANS or len(entry.shape) != 1:
+        raise _wrong_map(entry, "t2d holds no list of flags", "BOOL [vocabulary]", "write it as booleans")
+    return entry.read()
+
+
+def _wrong_map(entry: HeadTensor, what: str, expected: str, fix: str) -> CkptError:
+    where = str(entry.files[0]) if entry.files else ""
+    actual = f"{entry.dtype} {list(entry.shape)}"
+    return error(CkptError, "d2t-dtype", what, where=where, expected=expected, actual=actual, fix=fix)
 
 
 def plain(name: str, tensor: Tensor, files: tuple[Path, ...], scale: Scale | None = None) -> HeadTensor:

@@ -77,8 +77,16 @@ def _fast(path: Path) -> Tokenizer:
             scores = [format(score, ".9g") for _, score in vocab]
         merges = [_pair(merge) for merge in model.get("merges") or ()]
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise _unreadable(path, "a model with a vocab, and added_tokens", problem) from problem
-    return _made({**tokens, **added}, merges, scores, set(added), path)
+        raise _unreadable(path, "a model with a vocab, and added_tokens", repr(problem)) from problem
+    return _made(_numbered(path, {**tokens, **added}), merges, scores, set(added), path)
+
+
+def _numbered(path: Path, tokens: Mapping[Any, Any]) -> Mapping[int, str]:
+    """Raises CkptError where ids are no numbers or tokens no text."""
+    for number, token in tokens.items():
+        if type(number) is not int or not isinstance(token, str):
+            raise _unreadable(path, "text with whole numbers for ids", f"{token!r} with id {number!r}")
+    return tokens
 
 
 def _pair(merge: Any) -> list[str]:
@@ -90,24 +98,28 @@ def _pair(merge: Any) -> list[str]:
 def _slow(folder: Path) -> Tokenizer:
     vocab = read_json(folder / VOCAB)
     added = _added_tokens(folder)
-    lines = (folder / MERGES).read_text(encoding="utf-8").split("\n") if (folder / MERGES).is_file() else []
     try:
+        lines = (folder / MERGES).read_text(encoding="utf-8").split("\n") if (folder / MERGES).is_file() else []
         merges = [_pair(line) for line in lines if line.strip() and not line.startswith("#version")]
         tokens = {int(number): token for token, number in vocab.items()}
     except (TypeError, ValueError) as problem:
-        raise _unreadable(folder / MERGES, "ids by token, and two halves per line", problem) from problem
-    return _made({**tokens, **added}, merges, [], set(added), folder / VOCAB)
+        raise _unreadable(folder / MERGES, "ids by token, and two halves per line", repr(problem)) from problem
+    return _made(_numbered(folder / VOCAB, {**tokens, **added}), merges, [], set(added), folder / VOCAB)
 
 
-def _added_tokens(folder: Path) -> dict[int, str]:
+def _added_tokens(folder: Path) -> Mapping[int, str]:
     """Added tokens outside tokenizer.json: `added_tokens_decoder` of tokenizer_config.json, and added_tokens.json."""
     found: dict[int, str] = {}
     if (folder / ADDED).is_file():
         found |= {number: token for token, number in read_json(folder / ADDED).items()}
     if (folder / SETTINGS).is_file():
         decoder = read_json(folder / SETTINGS).get("added_tokens_decoder") or {}
-        found |= {int(number): token["content"] for number, token in decoder.items()}
-    return found
+        try:
+            found |= {int(number): token["content"] for number, token in decoder.items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            expected = "added_tokens_decoder with a content for every id"
+            raise _unreadable(folder / SETTINGS, expected, repr(problem)) from problem
+    return _numbered(folder / ADDED, found)
 
 
 def _sentencepiece(folder: Path) -> Tokenizer:
@@ -121,7 +133,7 @@ def _sentencepiece(folder: Path) -> Tokenizer:
                 (score,) = struct.unpack("<f", parts.get(2, b"\0\0\0\0"))
                 pieces.append((parts[1].decode("utf-8"), score, int(parts.get(3, 1))))
     except (KeyError, ValueError, IndexError, TypeError, struct.error, AttributeError) as problem:
-        raise _unreadable(path, "a SentencePiece model", problem) from problem
+        raise _unreadable(path, "a SentencePiece model", repr(problem)) from problem
     added = _added_tokens(folder)
     tokens = {number: piece for number, (piece, _, _) in enumerate(pieces)}
     return _made({**tokens, **added}, [], [[format(s, ".9g"), kind] for _, s, kind in pieces], set(added), path)
@@ -157,13 +169,13 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _unreadable(path: Path, expected: str, problem: Exception) -> CkptError:
+def _unreadable(path: Path, expected: str, actual: str) -> CkptError:
     return error(
         CkptError,
         "tokenizer-unreadable",
         f"cannot understand {path.name}",
         where=str(path),
         expected=expected,
-        actual=repr(problem),
+        actual=actual,
         fix="fetch the tokenizer again",
     )

@@ -26,7 +26,7 @@ def read_ids(path: Path) -> list[int]:
         if found is not None:
             return found
         problem = "neither a list of ids nor d2t"
-    except (OSError, ValueError, RuntimeError, KeyError, pickle.UnpicklingError) as failure:
+    except (OSError, EOFError, ValueError, RuntimeError, KeyError, pickle.UnpicklingError) as failure:
         problem = str(failure).splitlines()[0] if str(failure) else repr(failure)
     raise error(
         NotFound,
@@ -43,9 +43,13 @@ def _loaded(path: Path) -> Any:
     if path.suffix == ".json":
         return json.loads(path.read_text(encoding="utf-8"))
     if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        return load_file(path)
+        try:
+            return load_file(path)
+        except SafetensorError as problem:
+            raise ValueError(str(problem)) from problem
     import torch
 
     return torch.load(path, weights_only=True)

@@ -104,6 +104,9 @@ class Case:
     def number(self, flags: Flags, *names: str) -> int | None:
         return self.value(flags, int, "a whole number", *names)
 
+    def size(self, flags: Flags, *names: str) -> int | None:
+        return self.value(flags, _at_least_one, "a whole number, 1 or more", *names)
+
     def text(self, flags: Flags, *names: str) -> str | None:
         return self.value(flags, str, "a value", *names)
 
@@ -137,6 +140,12 @@ class Case:
             self.unread.add(given.flag)
             fix = fix or "correct the script"
             self.found(f"--{given.flag}", Finding(code, what, given.where, expected, actual or given.words, fix))
+
+
+def _at_least_one(word: str) -> int:
+    if (number := int(word)) < 1:
+        raise ValueError
+    return number
 
 
 def plural(count: int, noun: str) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 
 from ..errors import NotFound, UsageProblem, error
 from ..report import listed
-from .releases import LATEST
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """Refs and paths as the user names them, None where the script is to say. `args` and `server_args` are flat lists of flags;
-    `variables` are what the script gets from its environment."""
+    `variables` are what the script gets from its environment;
+    without `sglang_version` the last release is meant."""
 
     target: str | None = None
     torch_dist: str | None = None
@@ -24,7 +24,7 @@ class Inputs:
     args: str = ""
     server_args: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
-    sglang_version: str = LATEST
+    sglang_version: str | None = None
 
 
 def read_config(path: Path) -> Inputs:
@@ -36,7 +36,7 @@ def read_config(path: Path) -> Inputs:
 
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as problem:
+    except (OSError, UnicodeDecodeError) as problem:
         raise error(
             NotFound, "config-unreadable", "cannot read the file", where=str(path), actual=str(problem)
         ) from problem

@@ -10,6 +10,7 @@ from .flags import Flags
 
 TP, PP, EP, WORLD, STAGES = "tensor parallel", "pipeline parallel", "expert parallel", "world size", "pipeline stages"
 SERVER = "server parallel"
+DP = ("dp-size", "data-parallel-size")
 
 
 def check_parallel(case: Case) -> None:
@@ -24,9 +25,8 @@ def check_parallel(case: Case) -> None:
 
 
 def _size(case: Case, *names: str) -> int:
-    """A parallel size: 1 if it is not given, and at least 1."""
-    value = case.number(case.training, *names)
-    return 1 if value is None or value < 1 else value
+    """A parallel size: 1 if it is not given or cannot be."""
+    return case.size(case.training, *names) or 1
 
 
 def _wrong(case: Case, name: str, code: str, what: str, expected: str, actual: str, flag: str) -> None:
@@ -134,7 +134,7 @@ def _check_experts(case: Case, d: Dims) -> None:
 
 
 def _check_world(case: Case) -> None:
-    nodes, each = (case.number(case.training, f"actor-num-{kind}") for kind in ("nodes", "gpus-per-node"))
+    nodes, each = (case.size(case.training, f"actor-num-{kind}") for kind in ("nodes", "gpus-per-node"))
     if nodes is None or each is None:
         case.skipped(WORLD, "the script does not say how many GPUs train")
         return
@@ -162,14 +162,20 @@ def _check_world(case: Case) -> None:
 
 def server_ranks(case: Case) -> tuple[int, int] | None:
     """(tensor-parallel ranks of an engine, ranks that share its attention); None if the flags do not say."""
-    flags = case.serving
-    pp = case.number(flags, "pp-size", "pipeline-parallel-size") or 1
-    total = case.number(case.training, "rollout-num-gpus-per-engine") if case.slime else None
-    tp = total // pp if total else case.number(flags, "tp-size", "tensor-parallel-size", "tp")
-    if tp is None or tp < 1:
+    flags, (total, pp) = case.serving, _engine(case)
+    if total and total % pp:
         return None
-    dp = (case.number(flags, "dp-size", "data-parallel-size") or 1) if "enable-dp-attention" in flags else 1
-    return (tp, tp // dp) if dp > 0 and tp % dp == 0 else (tp, 0)
+    tp = total // pp if total else case.size(flags, "tp-size", "tensor-parallel-size", "tp")
+    if tp is None:
+        return None
+    dp = (case.size(flags, *DP) or 1) if "enable-dp-attention" in flags else 1
+    return (tp, tp // dp) if tp % dp == 0 else (tp, 0)
+
+
+def _engine(case: Case) -> tuple[int | None, int]:
+    """(GPUs of an engine where slime says it, pipeline stages)."""
+    total = case.size(case.training, "rollout-num-gpus-per-engine") if case.slime else None
+    return total, case.size(case.serving, "pp-size", "pipeline-parallel-size") or 1
 
 
 def check_server_parallel(case: Case) -> None:
@@ -178,20 +184,21 @@ def check_server_parallel(case: Case) -> None:
         case.skipped(SERVER, "no serving flags" if case.dims else "no checkpoint whose family is known")
         return
     flags, d = case.serving, case.dims
-    if (
-        case.slime
-        and (case.number(flags, "dp-size", "data-parallel-size") or 1) > 1
-        and "enable-dp-attention" not in flags
-    ):
+    if case.slime and (case.size(flags, *DP) or 1) > 1 and "enable-dp-attention" not in flags:
         _server_wrong(
             case, "data parallelism inside an engine is for attention", "--sglang-enable-dp-attention", "absent", flags
         )
+        return
+    total, pp = _engine(case)
+    if total and total % pp:
+        what = "the pipeline stages do not divide the engine"
+        _server_wrong(case, what, f"a multiple of {plural(pp, 'stage')}", plural(total, "GPU"), flags)
         return
     if (ranks := server_ranks(case)) is None:
         case.skipped(SERVER, "the flags do not say how many GPUs an engine has")
         return
     tp, attention = ranks
-    ep = case.number(flags, "ep-size", "expert-parallel-size", "ep") or 1
+    ep = case.size(flags, "ep-size", "expert-parallel-size", "ep") or 1
     groups = d.num_key_value_heads
     if not attention:
         _server_wrong(
@@ -208,6 +215,6 @@ def check_server_parallel(case: Case) -> None:
 
 
 def _server_wrong(case: Case, what: str, expected: str, actual: str, flags: Flags) -> None:
-    given = flags.first("dp-size", "data-parallel-size", "ep-size", "tp-size")
+    given = flags.first(*DP, "ep-size", "pp-size", "tp-size")
     where = given.where if given else ""
     case.found(SERVER, Finding("server-parallel", what, where, expected, actual, "choose other sizes for the engine"))

@@ -17,7 +17,6 @@ from .megatron import check_model_flags
 from .memory import Memory, estimate
 from .parallel import check_parallel, check_server_parallel
 from .reading import open_case
-from .releases import LATEST
 from .server import check_metrics, check_server_flags
 from .speculation import check_head, check_speculation
 from .vocabulary import check_vocabulary
@@ -53,7 +52,7 @@ def preflight(
     args: str = "",
     server_args: str = "",
     variables: Mapping[str, str] | None = None,
-    sglang_version: str = LATEST,
+    sglang_version: str | None = None,
 ) -> Outcome[Preflight]:
     """Check whatever is given against each other; metadata only, no weights, nothing of the script is run.
 

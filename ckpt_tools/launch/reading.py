@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ..drafts.formats.targets import read_target
@@ -9,14 +10,14 @@ from ..errors import CkptError, Finding, NotFound, UsageProblem, error
 from ..families.config import Fields
 from ..mapping.detect import mtp_layers_present
 from ..model import HF_COPY, describe
-from ..refs import Fetched, expanded, resolve, resolve_headers
+from ..refs import Fetched, commit_of, expanded, resolve, resolve_headers
 from ..report import listed
 from ..stores.hf_folder import CONFIG, INDEX, open_folder, read_json
 from ..stores.torch_dist.reader import TRACKER, is_torch_dist, open_checkpoint
 from .case import Case, HfTarget
 from .flags import Flags, parse_flags
 from .inputs import Inputs
-from .releases import release
+from .releases import LATEST, release
 from .server import serving_flags
 from .shell.expand import Text
 from .shell.lexer import ScriptError
@@ -25,6 +26,7 @@ from .speculation import PATH
 
 SCRIPT, TARGET, STORED, DRAFT = "script", "target", "torch-dist", "draft head"
 SERVER_PROGRAMS = ("sglang.launch_server", "launch_server.py")
+ABSENT = ("ref-not-found", "hub-not-found")
 SLIME_FLAGS = ("hf-checkpoint", "ref-load", "rollout-num-gpus-per-engine", "rollout-batch-size")
 
 
@@ -35,7 +37,7 @@ def open_case(inputs: Inputs) -> tuple[Case, Path | None]:
         fix = "give --target, --torch-dist, --draft, --script or --args"
         raise error(UsageProblem, "nothing-to-check", "no input is named", fix=fix)
     try:
-        case = Case(release(inputs.sglang_version))
+        case = Case(release(inputs.sglang_version or LATEST))
     except ValueError as problem:
         raise error(UsageProblem, "server-version", str(problem), fix="name another --sglang-version") from problem
     _read_flags(case, inputs)
@@ -151,9 +153,13 @@ def _resolved(case: Case, name: str, ref: str, where: str) -> Fetched | None:
     try:
         path = resolve(ref, weights=False) if name == TARGET else None
         return Fetched(path, True) if path and (path / INDEX).is_file() else resolve_headers(ref)
-    except CkptError:
+    except CkptError as problem:
         if not where:
             raise
+        if others := [finding for finding in problem.findings if finding.code not in ABSENT]:
+            for finding in others:  # gated, or no network: it may well be there
+                case.found(name, replace(finding, where=f"{where}: {finding.where or ref}"))
+            return None
         what = f"the {name} that the script names is not there"
         case.found(
             name,
@@ -207,10 +213,12 @@ def _names(case: Case, path: Path) -> frozenset[str]:
         case.found(TARGET, Finding("index-invalid", what, str(path / INDEX), "{tensor: file}", str(places)[:60], fix))
         return frozenset()
     local = {file.name for file in path.glob("*.safetensors")}
-    if local and (absent := sorted({str(file) for file in places.values()} - local)):
-        what = "the index names files that are not there"
-        fix = "fetch the model again"
-        case.found(TARGET, Finding("shard-missing", what, str(path), listed(absent), "no such file", fix))
+    absent = sorted({str(file) for file in places.values()} - local)
+    if absent and (local or not commit_of(path)):  # weights of a Hub id were never asked for
+        what = "the index names files that are not there" if local else "the index is there and the weights are not"
+        fix = "fetch the model again" if local else "fetch the weights before the job starts"
+        severity = "error" if local else "warning"
+        case.found(TARGET, Finding("shard-missing", what, str(path), listed(absent), "no such file", fix, severity))
     return frozenset(places)
 
 

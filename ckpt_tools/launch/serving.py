@@ -73,10 +73,11 @@ def serve_args(
     it does not fit. Without `with_paths` the outcome names no local path.
     """
     version = version or (VLLM_LATEST if form == VLLM else LATEST)
+    before = form == VLLM and _before_one_name(version)
     case, _ = open_case(Inputs(target=target, draft=draft, sglang_version=LATEST if form == VLLM else version))
     case.report.raise_errors()
     measured = read_report(smoke) if smoke else None
-    kind = _verified(case, form) if case.draft else _built_in(case)
+    kind = _verified(case, form) if case.draft else _built_in(case, VLLM if form == VLLM and not before else SGLANG)
     if measured and smoke:
         _check_measured(case, kind, measured, smoke)
     depth, chosen = _depth(case, steps, measured)
@@ -93,8 +94,22 @@ def serve_args(
     return Outcome(result, list(findings))
 
 
-def _built_in(case: Case) -> str:
-    if problem := built_in_problem(case, "EAGLE"):
+def _before_one_name(version: str) -> bool:
+    """Whether this vLLM calls MTP by the family; raises UsageProblem for a version that says no number."""
+    if numbers := key(version):
+        return numbers < key(VLLM_LATEST)
+    raise error(
+        UsageProblem,
+        "server-version",
+        f"{version!r} is no version of vLLM",
+        expected=f"numbers, such as {VLLM_LATEST}",
+        actual=version,
+        fix="name the version that serves with --server-version",
+    )
+
+
+def _built_in(case: Case, server: str) -> str:
+    if problem := built_in_problem(case, "EAGLE", server):
         raise CkptError(problem)
     if case.target is None or case.target.mtp is None:
         raise error(
@@ -190,7 +205,7 @@ def _quoted(value: str) -> str:
 
 def _vllm(case: Case, kind: str, draft: Named, steps: int, version: str) -> list[str]:
     method = {EAGLE: "eagle", EAGLE3: "eagle3", MTP: "mtp"}[kind]
-    if kind == MTP and key(version) < key(VLLM_LATEST):
+    if kind == MTP and _before_one_name(version):
         method = VLLM_OLD_METHODS.get(architecture(case), "")
     if not method:
         raise error(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ..drafts.checks.chain import chain_problem
 from ..drafts.checks.pair import Rules
-from ..drafts.servers import SGLANG_MTP
-from ..drafts.spec import open_draft
+from ..drafts.servers import SGLANG, SGLANG_MTP, VLLM, VLLM_MTP
+from ..drafts.spec import first_architecture, open_draft
 from ..errors import CkptError, Finding
 from .case import Case
 
@@ -37,8 +37,7 @@ NO_PATH = (
 
 
 def architecture(case: Case) -> str:
-    named = case.config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else ""
+    return first_architecture(case.config)
 
 
 def automatic(name: str) -> tuple[int, int, int]:
@@ -133,20 +132,22 @@ def check_head(case: Case) -> None:
         _check_built_in(case, algorithm)
 
 
-def built_in_problem(case: Case, algorithm: str) -> Finding | None:
+def built_in_problem(case: Case, algorithm: str, server: str = SGLANG) -> Finding | None:
     """Why the server cannot draft with MTP layers of the target itself; None if it can, or if nothing tells."""
     name = architecture(case)
     mtp = _target_layers(case)
     where = str(case.target.read.root) if case.target else case.model_path
     if algorithm not in BUILT_IN:
         what = f"{algorithm} needs a head of its own"
-    elif name not in SGLANG_MTP:
+    elif server == VLLM and case.config.get("model_type") not in VLLM_MTP:
+        what = f"no MTP class of vLLM is known for {name or 'a model without an architecture'}"
+    elif server == SGLANG and name not in SGLANG_MTP:
         what = f"SGLang has no MTP class for {name or 'a model without an architecture'}"
     elif mtp == 0:
         what = "the target has no MTP layers"
     else:
         return None
-    fix = f"give a head with --{PATH[0]}, or do without speculation"
+    fix = f"give a head with --{PATH[0]}, or do without speculation" if server == SGLANG else "give a head of its own"
     return Finding("draft-needed", what, where, "MTP layers in the target, or a head", f"{mtp or 0} MTP layers", fix)
 
 

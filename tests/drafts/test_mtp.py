@@ -213,3 +213,12 @@ def test_commands(tiny: Tiny, tmp_path: Path, command: Command) -> None:
     )
     with pytest.raises(OutputExists):
         extract_draft(model, head, Options())
+
+
+def test_a_manifest_of_another_version_is_not_read(tiny: Tiny, tmp_path: Path) -> None:
+    extract_draft(tiny("mimo"), tmp_path / "head", Options())
+    path = tmp_path / "head" / "draft_manifest.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(CkptError) as failure:
+        read_manifest(tmp_path / "head")
+    assert codes(failure) == ["manifest-unreadable"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,28 @@ def test_d4_another_tokenizer_of_the_same_size(verify: Run, tmp_path: Path) -> N
     write_tokenizer(head, 32, t7="other")
     found = verify(head, model, code=1).finding("tokenizer-mismatch")
     assert "id 7" in found["what"] and "'other'" in found["actual"]
+
+
+MERGES_OF_LATIN = "caf\xe9 s".encode("latin-1")
+BROKEN_TOKENIZERS: dict[str, dict[str, Any]] = {
+    "merges in another encoding": {"vocab.json": {"a": 0}, "merges.txt": MERGES_OF_LATIN},
+    "an added id that is no number": {
+        "vocab.json": {"a": 0},
+        "tokenizer_config.json": {"added_tokens_decoder": {"x": {}}},
+    },
+    "added tokens as a list": {"vocab.json": {"a": 0}, "tokenizer_config.json": {"added_tokens_decoder": [1]}},
+    "an added token without content": {
+        "vocab.json": {"a": 0},
+        "tokenizer_config.json": {"added_tokens_decoder": {"1": {}}},
+    },
+    "added ids of two kinds": {"vocab.json": {"a": 0}, "added_tokens.json": {"b": "1", "c": 2}},
+    "ids of two kinds": {"tokenizer.json": {"model": {"vocab": {"a": 0, "b": "1"}, "merges": []}}},
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_TOKENIZERS)
+def test_a_tokenizer_that_is_none_is_said(kind: str, verify: Run, tmp_path: Path) -> None:
+    head, model = eagle3(tmp_path / "head"), target(tmp_path / "target")
+    for name, content in BROKEN_TOKENIZERS[kind].items():
+        (model / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    assert verify(head, model, code=1).codes == ["tokenizer-unreadable"]

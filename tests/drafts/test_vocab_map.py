@@ -86,3 +86,46 @@ def test_no_map_beside_a_map(command: Command, tmp_path: Path) -> None:
         tensors["t2d"] = ~MASK
     words = ("export-draft", tmp_path / "half", tmp_path / "out", "--target", target(tmp_path / "target"))
     assert "t2d-disagrees" in command(*words, "--vocab-map", tmp_path / "ids.json", "--json", code=1).codes
+
+
+MAPS: dict[str, tuple[torch.Tensor, str]] = {
+    "absolute ids": (torch.tensor(IDS), "d2t-absolute"),
+    "far outside": (torch.tensor([5, 99990, *[0] * 6]), "d2t-range"),
+    "negative": (OFFSETS - torch.tensor([1, *[0] * 7]), "d2t-range"),
+    "twice": (OFFSETS * torch.tensor([1, 0, *[1] * 6]) - torch.tensor([0, 1, *[0] * 6]), "d2t-duplicates"),
+    "int16": (OFFSETS.to(torch.int16), "d2t-dtype"),
+    "float": (OFFSETS.float(), "d2t-dtype"),
+}
+
+
+@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize("to", ["sglang", "speculators"])
+def test_a_map_that_cannot_be_is_refused(kind: str, to: str, command: Command, tmp_path: Path) -> None:
+    """Before anything is made of it: t2d is made for speculators, where the head has none."""
+    head, (offsets, code) = bare(tmp_path / "head"), MAPS[kind]
+    with changed(head / "model.safetensors") as tensors:
+        tensors["d2t"] = offsets
+    words = ("export-draft", head, tmp_path / "out", "--target", target(tmp_path / "target"), "--format", to, "--json")
+    assert code in command(*words, code=1).codes and not (tmp_path / "out").exists()
+    if to == "sglang":  # it has no use for a t2d, so an offset that leads astray breaks nothing here
+        command(*words, "--no-verify", code=1 if code == "d2t-dtype" else 0)
+
+
+def test_a_mask_of_numbers_is_no_mask(command: Command, tmp_path: Path) -> None:
+    head = eagle3(tmp_path / "head")
+    with changed(head / "model.safetensors") as tensors:
+        tensors["t2d"] = MASK.long()
+    words = ("export-draft", head, "--target", target(tmp_path / "target"), "--json")
+    assert command(*words, tmp_path / "out", "--format", "speculators", code=1).codes[-1:] == ["d2t-dtype"]
+    command(*words, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["map.safetensors", "ids.pt"])
+@pytest.mark.parametrize("nbytes", [0, 20])
+def test_a_map_that_ends_early_is_refused(name: str, nbytes: int, command: Command, tmp_path: Path) -> None:
+    whole = tmp_path / name
+    save_file({"d2t": OFFSETS}, whole) if name.endswith("safetensors") else torch.save(IDS, whole)
+    whole.write_bytes(whole.read_bytes()[:nbytes])
+    words = ("export-draft", bare(tmp_path / "head"), tmp_path / "out", "--target", target(tmp_path / "target"))
+    ran = command(*words, "--vocab-map", whole, "--json", code=3)
+    assert ran.codes == ["token-map-unreadable"] and not (tmp_path / "out").exists()

@@ -253,3 +253,29 @@ def test_sizes_that_do_not_divide(world: World, more: str, code: str) -> None:
 )
 def test_sizes_that_divide(world: World, more: str) -> None:
     assert world.errors(more) == []
+
+
+NO_SIZE = [
+    "--tensor-model-parallel-size 0",
+    "--tensor-model-parallel-size -2",
+    "--pipeline-model-parallel-size 0",
+    "--expert-model-parallel-size 0",
+    "--context-parallel-size -1",
+    "--actor-num-nodes 0",
+    "--rollout-num-gpus-per-engine 0",
+    "--sglang-pp-size 0",
+    "--sglang-ep-size -1",
+    "--sglang-dp-size 0",
+]
+
+
+@pytest.mark.parametrize("more", NO_SIZE)
+def test_a_size_below_one_is_none(world: World, more: str) -> None:
+    assert world.errors(more) == ["flag-malformed"]
+
+
+@pytest.mark.parametrize(("gpus", "stages"), [(8, 3), (2, 4)])
+def test_stages_that_do_not_divide_an_engine(world: World, gpus: int, stages: int) -> None:
+    more = f"--rollout-num-gpus-per-engine {gpus} --sglang-pp-size {stages}"
+    assert world.errors(more) == ["server-parallel"]
+    assert world.errors("--rollout-num-gpus-per-engine 4 --sglang-pp-size 2") == []

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import ckpt_tools
-from ckpt_tools.errors import NotFound, UsageProblem
+from ckpt_tools.errors import NotFound, UsageProblem, error
+from ckpt_tools.launch.releases import LATEST
 from tests.conftest import Command
 from tests.golden import load
 
@@ -142,6 +143,13 @@ def test_options_win_over_the_file(command: Command, script: Path) -> None:
     )
 
 
+def test_an_option_that_names_the_last_release_wins(command: Command, script: Path) -> None:
+    path = config(script, sglang_version="0.5.9")
+    assert command("preflight", path, "--sglang-version", LATEST, "--json", code=None).result["sglang"] == LATEST
+    assert command("preflight", path, "--json", code=None).result["sglang"] == "0.5.9"
+    assert command("preflight", config(script, sglang_version=None), "--json", code=None).result["sglang"] == LATEST
+
+
 @pytest.mark.parametrize("values", [{"scirpt": "x"}, {"variables": [1]}, {"args": {"a": 1}}, {"target": {}}])
 def test_a_file_that_says_something_else(command: Command, script: Path, values: dict[str, Any]) -> None:
     assert command("preflight", config(script, **values), "--json", code=2).codes == ["preflight-config"]
@@ -151,6 +159,32 @@ def test_a_file_that_is_no_yaml(command: Command, script: Path) -> None:
     path = config(script)
     path.write_text("a: [")
     assert command("preflight", path, "--json", code=2).codes == ["preflight-config"]
+    path.write_bytes("args: caf\xe9".encode("latin-1"))
+    assert command("preflight", path, "--json", code=3).codes == ["config-unreadable"]
+
+
+def test_an_index_without_its_files_is_said(command: Command, script: Path) -> None:
+    """A folder on this machine; of a Hub id the weights were not asked for."""
+    found = command("preflight", "--script", script, "--sglang-version", SLIMES_IMAGE, "--json")
+    assert found.finding("shard-missing")["severity"] == "warning"
+    (script.parent / "hf" / "model-00001-of-00001.safetensors").touch()
+    found = command("preflight", "--script", script, "--sglang-version", SLIMES_IMAGE, "--json")
+    assert "shard-missing" not in found.codes
+
+
+@pytest.mark.parametrize("code", ["hub-gated", "hub-unreachable", "hub-not-found"])
+def test_why_a_named_model_cannot_be_looked_at(code: str, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it is gated, or that there is no network, is another thing than that it is not there."""
+
+    def refused(ref: str, weights: bool = True) -> Path:
+        raise error(NotFound, code, "no access", where=f"hf://{ref}", fix="do this")
+
+    monkeypatch.setattr("ckpt_tools.launch.reading.resolve", refused)
+    args = "--hf-checkpoint org/model"
+    outcome = ckpt_tools.preflight(script=script, sglang_version=SLIMES_IMAGE, args=args)
+    (found,) = [f for f in outcome.findings if f.code in (code, "input-not-found")]
+    assert found.code == ("input-not-found" if code == "hub-not-found" else code) and found.where.startswith("--args:")
+    assert outcome.result.fits is False
 
 
 # --- the function

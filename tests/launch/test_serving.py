@@ -12,6 +12,7 @@ import pytest
 from ckpt_tools.drafts.spec import open_draft
 from ckpt_tools.drafts.speedup import speed_up
 from tests.conftest import Command
+from tests.convert.test_ling_and_step import CASES
 from tests.drafts import heads
 from tests.golden import load
 
@@ -71,6 +72,21 @@ def test_vllm(command: Command, mimo: Path) -> None:
     assert json.loads(found["--speculative-config"]) == {"method": "mtp", "num_speculative_tokens": 3}
     old = words(command("serve-args", mimo, "--for", "vllm", "--server-version", "0.10.2").out)
     assert json.loads(old["--speculative-config"])["method"] == "mimo_mtp"
+
+
+@pytest.mark.parametrize("version", ["nightly", "latest"])
+def test_a_version_of_vllm_has_numbers(version: str, command: Command, mimo: Path) -> None:
+    ran = command("serve-args", mimo, "--for", "vllm", "--server-version", version, "--json", code=2)
+    assert ran.codes == ["server-version"]
+
+
+@pytest.mark.parametrize("name", ["ling", "step"])
+def test_a_built_in_layer_that_vllm_has_no_class_for(name: str, command: Command, tmp_path: Path) -> None:
+    target = write_target(tmp_path / "hf", CASES[name][0])
+    command("serve-args", target)
+    ran = command("serve-args", target, "--for", "vllm", "--json", code=1)
+    assert ran.finding("draft-needed")["what"].startswith("no MTP class of vLLM")
+    command("serve-args", target, "--for", "vllm", "--server-version", "0.10.2", "--json", code=2)
 
 
 def test_names_follow_the_servers_release(command: Command, tmp_path: Path) -> None:

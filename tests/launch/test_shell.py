@@ -190,3 +190,25 @@ def test_files_that_source_each_other(tmp_path: Path) -> None:
 def test_a_flat_list() -> None:
     words = read_words("--a 1 --b 'x y'\n  --c [0]*2")
     assert [word.value for word in words] == ["--a", "1", "--b", "x y", "--c", "[0]*2"]
+
+
+PREFIXED = {
+    "a command": 'TP=1\nTP=8 env true\npython3 train.py --tp $TP "${N:-none}"',
+    "its own words": "TP=1\nTP=8 python3 train.py --tp $TP",
+    "a command that expands to nothing": "EMPTY=\nTP=1\nTP=8 $EMPTY\npython3 train.py --tp $TP",
+    "a sourced file": "TP=1\nTP=8 source ./more.sh\npython3 train.py --tp $TP $SEEN $N",
+    "a sourced file, of a new name": "NEW=8 . ./more.sh\npython3 train.py --new ${NEW:-none} $N",
+    "under a condition": "TP=1\ntrue && TP=8 env true\npython3 train.py --tp $TP",
+    "in a loop": "TP=1\nwhile false; do TP=8 env true; done\npython3 train.py --tp $TP",
+}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is the judge")
+@pytest.mark.parametrize("name", PREFIXED)
+def test_a_value_for_one_command(name: str, tmp_path: Path) -> None:
+    (tmp_path / "more.sh").write_text("SEEN=$TP\nN=3\n")
+    out = tmp_path / "words"
+    text = f"python3() {{ shift; printf '%s\\0' \"$@\" > {out}; }}\n{PREFIXED[name]}\n"
+    subprocess.run(["bash", "-c", text], check=True, capture_output=True, cwd=tmp_path)
+    _, words = launch_command(read(text, tmp_path / "run.sh"))
+    assert [word.value for word in words] == out.read_text().split("\0")[:-1]

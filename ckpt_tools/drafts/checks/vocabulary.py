@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
 
-from ...errors import Finding
-from ...report import listed
-from ..spec import D2T, EAGLE3, HEAD, T2D
+from ...errors import CkptError, Finding
+from ..formats.maps import marked_ids, targets_of, targets_problem
+from ..spec import D2T, EAGLE3, HEAD
 from ..vocab_map import read_ids
 from .pair import Pair
 
 VOCABULARY, TOKENIZER, MAP = "vocabulary", "tokenizer", "draft vocabulary"
 PADDING_FLAG, PREFIX_FLAG = "--allow-vocab-padding", "--allow-prefix-vocab"
-INTEGERS, BOOLEANS = ("I64", "I32"), ("BOOL", "U8")
 
 
 def check_vocabulary(pair: Pair) -> None:
@@ -89,21 +87,12 @@ def check_map(pair: Pair) -> None:
         if spec.draft_vocab_size == spec.vocab_size:
             pair.passed(MAP, "every target id", "identity mapping (no d2t)")
         return
-    entry = spec.tensors[D2T]
-    if entry.dtype not in INTEGERS or len(entry.shape) != 1:
-        pair.found(
-            MAP,
-            _map_finding(
-                pair,
-                "d2t-dtype",
-                "d2t holds no list of integers",
-                "I64 [draft vocabulary]",
-                f"{entry.dtype} {list(entry.shape)}",
-                "write it as int64 offsets",
-            ),
-        )
+    try:
+        offsets = spec.d2t()
+    except CkptError as problem:
+        for finding in problem.findings:
+            pair.found(MAP, finding)
         return
-    offsets = spec.d2t()
     assert offsets is not None
     problems = _map_problems(pair, offsets)
     for finding in problems:
@@ -128,41 +117,8 @@ def _map_problems(pair: Pair, offsets: array[int]) -> list[Finding]:
                 "export the head again",
             )
         )
-    targets = [number + offset for number, offset in enumerate(offsets)]
-    if _absolute(pair, offsets, targets):
-        found.append(
-            _map_finding(
-                pair,
-                "d2t-absolute",
-                "d2t holds target ids where offsets belong",
-                "offsets: target id minus draft id",
-                f"{listed(map(str, offsets[:6]))}, ...",
-                "subtract the index: d2t[i] - i; the server would take other tokens",
-            )
-        )
-    elif outside := [target for target in targets if not 0 <= target < vocab]:
-        found.append(
-            _map_finding(
-                pair,
-                "d2t-range",
-                f"{len(outside)} draft ids lead outside of the target's vocabulary",
-                f"ids from 0 to {vocab - 1}",
-                f"{max(outside, key=abs)} of {vocab}",
-                "the map belongs to another target",
-            )
-        )
-    elif len(set(targets)) != len(targets):
-        twice = len(targets) - len(set(targets))
-        found.append(
-            _map_finding(
-                pair,
-                "d2t-duplicates",
-                f"{twice} draft ids lead to a target id that another has",
-                "every target id once",
-                f"{len(set(targets))} distinct of {len(targets)}",
-                "build the map again from the trainer's list of ids",
-            )
-        )
+    if problem := targets_problem(spec, vocab, offsets):
+        found.append(problem)
     if not any(offsets) and len(offsets) < vocab:
         allowed = pair.rules.allow_prefix_vocab
         found.append(
@@ -178,33 +134,12 @@ def _map_problems(pair: Pair, offsets: array[int]) -> list[Finding]:
                 "warning" if allowed else "error",
             )
         )
-    found += _t2d_problems(pair, targets)
+    found += _t2d_problems(pair, targets_of(offsets))
     return found
 
 
-def _absolute(pair: Pair, offsets: array[int], targets: Sequence[int]) -> bool:
-    """Ids where offsets belong: t2d tells; else ids that always rise, and leave the vocabulary with the index added."""
-    vocab = pair.target.vocab_size
-    if len(offsets) < 2 or not any(offsets):
-        return False
-    marked = _marked(pair)
-    if marked is not None:
-        return set(offsets) == marked != set(targets)
-    rising = all(a < b for a, b in pairwise(offsets))
-    return rising and offsets[0] >= 0 and offsets[-1] < vocab <= max(targets)
-
-
-def _marked(pair: Pair) -> set[int] | None:
-    """The target ids that t2d marks, if the head has a readable t2d."""
-    entry = pair.spec.tensors.get(T2D)
-    if entry is None or entry.dtype not in BOOLEANS:
-        return None
-    flags = pair.spec.t2d() or b""
-    return {number for number, flag in enumerate(flags) if flag}
-
-
 def _t2d_problems(pair: Pair, targets: Sequence[int]) -> list[Finding]:
-    marked = _marked(pair)
+    marked = marked_ids(pair.spec)
     if marked is None or marked == set(targets):
         return []
     return [

@@ -63,11 +63,6 @@ def verifier_of(config: Mapping[str, Any]) -> str:
     return str((found.get("name_or_path") if isinstance(found, Mapping) else found) or "")
 
 
-def architecture(config: Mapping[str, Any]) -> str:
-    named = config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else ""
-
-
 def outputs_of(container: Container, report: Report) -> tuple[int, ...] | None:
     """`eagle_aux_hidden_state_layer_ids` that name the layer whose OUTPUT is taken: boundary = id + 1.
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from ...errors import CkptError, UsageProblem, error
 from ...families import FAMILIES
 from ...stores.torch_dist.reader import is_torch_dist
-from ..spec import DraftSpec
+from ..spec import DraftSpec, first_architecture
 from . import speculators_mtp
-from .base import SPECULATORS_TYPE, Format, architecture
+from .base import SPECULATORS_TYPE, Format
 from .containers import Container, open_container
 from .eagle import is_eagle, read_eagle
 from .eagle_names import canonical_names
@@ -31,7 +31,7 @@ def read_draft(path: Path, hf_config: Path | None = None, form: str | None = Non
     container = open_container(path, hf_config)
     names = canonical_names(container.tensors)
     kind = container.config.get(SPECULATORS_TYPE)
-    named = architecture(container.config)
+    named = first_architecture(container.config)
     if named in BLOCK_HEADS or (kind is not None and kind not in SPECULATORS_KINDS):
         raise _unsupported(path, " of kind ".join(filter(None, (named, kind))))
     if kind == "mtp":

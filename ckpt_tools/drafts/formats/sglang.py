@@ -10,7 +10,8 @@ from ...families.edits import edited_config, quantisation_removals
 from ...quantised import FLOAT8, quantisation
 from ...report import Report
 from ...stores.sidecars import sidecars
-from ..spec import EAGLE, EAGLE3, EMBED, FC, FC_BIAS, HEAD, DraftSpec, HeadTensor
+from ..servers import SEVERAL_LAYERS
+from ..spec import D2T, EAGLE, EAGLE3, EMBED, FC, FC_BIAS, HEAD, DraftSpec, HeadTensor
 from . import base
 from .eagle_names import LAYER_NORM, MIDLAYER, QK_NORM, at_layer
 from .layer import dumped, written_layer
@@ -30,8 +31,6 @@ FOREIGN = (
     base.LAYER_CONFIG,
 )
 RESTATED = (base.NORM_OUTPUT, base.BEFORE_RESIDUAL, base.BEFORE_FC, base.FC_NORM, base.USE_AUX_NORM, base.AUX_IDS)
-# Classes that hold one MTP layer: SGLang asserts it (DeepSeek, GLM), or lets the last one win (MiMoMTP).
-SEVERAL_LAYERS = ("MiMoV2MTP",)
 
 
 def write_eagle(spec: DraftSpec, target: Target, report: Report) -> Written:
@@ -41,7 +40,7 @@ def write_eagle(spec: DraftSpec, target: Target, report: Report) -> Written:
     refusals.raise_errors(CkptError)
     tensors = _tensors(spec, report)
     config = _config(spec, target, report)
-    made = {name: map_ for name, map_ in made_maps(spec).items() if spec.ids or name in spec.tensors}
+    made = made_maps(spec, mask_needed=bool(spec.ids)) if spec.ids or D2T in spec.tensors else {}
     kept = {name: entry for name, entry in tensors.items() if name not in made}
     return Written(FORM, eagle_architecture(spec), dumped(config), kept, made)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...report import Report
-from ..spec import Norms
+from ..spec import Norms, first_architecture
 from .base import (
     AUX_IDS,
     LAYER_CONFIG,
@@ -15,7 +15,6 @@ from .base import (
     SPECULATORS_TYPE,
     Flat,
     Format,
-    architecture,
     eagle_config,
     flags,
     nested,
@@ -104,8 +103,8 @@ FORMATS: tuple[Format, ...] = (
     Format("speculators", _is_speculators, _speculators),
     Format("specforge", lambda container: bool(container.strategy), _specforge),
     Format("modelopt", _is_modelopt, _plain),
-    Format("angelslim", lambda container: architecture(container.config) in ANGELSLIM, _plain),
-    Format("sglang", lambda container: architecture(container.config) in SGLANG, _sglang),
+    Format("angelslim", lambda container: first_architecture(container.config) in ANGELSLIM, _plain),
+    Format("sglang", lambda container: first_architecture(container.config) in SGLANG, _sglang),
     Format("safeailab", lambda container: True, _safeailab),
 )
 NAMES = tuple(form.name for form in FORMATS)

@@ -56,7 +56,7 @@ def write(spec: DraftSpec, target: Target, report: Report) -> Written:
     _refuse(spec, refusals)
     refusals.raise_errors(CkptError)
     _warn_of_embedding(spec, report)
-    made = made_maps(spec)
+    made = made_maps(spec, mask_needed=True)
     tensors = {name: entry for name, entry in spec.tensors.items() if name not in made}
     return Written(FORM, EAGLE3_ARCHITECTURE, dumped(_eagle3(spec, target)), tensors | _biases(spec), made)
 

@@ -13,8 +13,7 @@ from ...families.config import MTP_FIELDS, Fields
 from ...families.dims import Dims
 from ...families.edits import mtp_edits
 from ...stores.hf_folder import CONFIG, read_json
-from ..spec import DraftSpec
-from .base import architecture
+from ..spec import DraftSpec, first_architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Target:
 
     @property
     def architecture(self) -> str:
-        return architecture(self.config)
+        return first_architecture(self.config)
 
     @property
     def default_aux(self) -> tuple[int, int, int]:

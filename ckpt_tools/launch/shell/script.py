@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
+from typing import Any
 
 from .arithmetic import Unknown, evaluate
 from .expand import Text, Variables, expand, single
@@ -157,20 +160,36 @@ class _Reader:
     # --- simple commands
 
     def _simple(self, statement: Simple) -> None:
-        for word in statement.assignments:
-            self._assign(word)
-        if not statement.words:
-            return
         words = tuple(text for word in statement.words for text in expand(word, self.variables))
-        name = words[0].value if words else ""
+        if not words:
+            for word in statement.assignments:
+                self._assign(word)
+            return
+        name = words[0].value
         if name in ("source", ".") and len(words) > 1:
-            self._source(words[1], statement)
+            with self._for_one_command(statement.assignments):
+                self._source(words[1], statement)
         elif name == "printf" and len(words) > 3 and words[1].value == "-v":
             self._printf(words)
         elif name in ("read", "mapfile", "readarray", "unset"):
             self._skip((statement,), statement.line, f"by {name}")
-        elif words:
+        else:
             self.script.commands.append(words)
+
+    @contextmanager
+    def _for_one_command(self, assignments: tuple[Word, ...]) -> Iterator[None]:
+        """`NAME=value command`: only the command has the value."""
+        places: tuple[dict[str, Any], ...] = (self.variables.scalars, self.variables.arrays, self.variables.unknown)
+        before = [dict(place) for place in places]
+        for word in assignments:
+            self._assign(word)
+        yield
+        for found in map(assignment, assignments):
+            name = found[0] if found else ""
+            self.variables.forget(name)
+            for place, kept in zip(places, before, strict=True):
+                if name in kept:
+                    place[name] = kept[name]
 
     def _assign(self, word: Word) -> None:
         found = assignment(word)

@@ -246,7 +246,7 @@ def assigned(statements: tuple[Statement, ...]) -> Iterator[tuple[str, int]]:
     """(name, line) of everything that may be assigned somewhere inside."""
     for statement in statements:
         if isinstance(statement, Simple):
-            for word in statement.assignments:
+            for word in () if statement.words else statement.assignments:
                 if found := assignment(word):
                     yield found[0], word.line
             yield from _set_by_command(statement)
