@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..drafts.checks.pair import Rules
-from ..drafts.formats.base import architecture
 from ..drafts.identity import identity_hashes
 from ..drafts.manifest import MANIFEST, Manifest, hash_file, read_manifest
 from ..drafts.servers import SGLANG, VLLM
-from ..drafts.spec import open_draft
+from ..drafts.spec import first_architecture, open_draft
 from ..drafts.verify import verify_draft
 from ..errors import CkptError, NotFound, error
 from ..model import open_model
@@ -107,7 +106,7 @@ def _is_model(root: Path) -> bool:
 def _examine_model(root: Path, subject: Subject, report: Report, merged: bool) -> None:
     subject.what = MODEL
     model = open_model(root)
-    subject.architecture = architecture(model.config)
+    subject.architecture = first_architecture(model.config)
     subject.identity = {f"{name}_hash": value for name, value in identity_hashes(model, weights=True).items()}
     subject.checks.append(Check("completeness", "ok", f"every tensor of {model.family.name}, {model.mtp} MTP layers"))
     if merged or model.mtp:
