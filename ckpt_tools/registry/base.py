@@ -12,7 +12,8 @@ Decide = Callable[[Path], Changes]
 
 
 class Place(Protocol):
-    """`where` is for messages. `read` gives a folder with the entries as they are now.
+    """`where` is for messages. `read` gives a folder with the entries as they are now; it raises NotFound where there is no
+    registry, unless it `may_be_new`.
 
     `change` asks `decide` what is to change in that folder, with nobody writing in between, and does it: all of it or nothing.
     What `decide` raises goes to the caller.
@@ -21,6 +22,6 @@ class Place(Protocol):
     @property
     def where(self) -> str: ...
 
-    def read(self) -> Path: ...
+    def read(self, may_be_new: bool = False) -> Path: ...
 
     def change(self, decide: Decide, message: str) -> None: ...

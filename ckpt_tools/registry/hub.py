@@ -27,7 +27,7 @@ class Repository:
     def where(self) -> str:
         return HUB_PREFIX + self.ref.removeprefix(HUB_PREFIX)
 
-    def read(self) -> Path:
+    def read(self, may_be_new: bool = False) -> Path:
         return latest(self.where, f"*{SUFFIX}")
 
     def change(self, decide: Decide, message: str) -> None:

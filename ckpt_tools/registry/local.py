@@ -26,13 +26,13 @@ class Folder:
     def where(self) -> str:
         return str(self.path)
 
-    def read(self) -> Path:
+    def read(self, may_be_new: bool = False) -> Path:
         """Raises NotFound for what is no folder that can be read."""
         try:
             with os.scandir(self.path):
                 return self.path
         except OSError as problem:
-            if self.absent_is_empty and isinstance(problem, FileNotFoundError):
+            if (self.absent_is_empty or may_be_new) and isinstance(problem, FileNotFoundError):
                 return self.path
             raise error(
                 NotFound,

@@ -86,7 +86,7 @@ class Name(NamedTuple):
 def check_name(place: Place, wanted: Name) -> None:
     """Raises what `put` would raise now."""
     file_of(wanted.name)
-    _check_name(place, place.read(), wanted)
+    _check_name(place, place.read(may_be_new=True), wanted)
 
 
 def _check_name(place: Place, folder: Path, wanted: Name) -> None:

@@ -13,7 +13,11 @@ from tests.golden import golden
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = (ROOT / "docs" / "verify-draft.md").read_text()
-SOURCES = sorted([*(ROOT / "ckpt_tools/drafts/checks").glob("*.py"), *(ROOT / "ckpt_tools/registry").glob("*.py")])
+MAPS = ROOT / "ckpt_tools/drafts/formats/maps.py"
+SOURCES = [
+    MAPS,
+    *(path for name in ("drafts/checks", "registry") for path in sorted((ROOT / "ckpt_tools" / name).glob("*.py"))),
+]
 # Who makes findings, and which argument is the code.
 MAKERS = {"Finding": 0, "_map_finding": 1, "error": 1}
 

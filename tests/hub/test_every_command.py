@@ -38,7 +38,7 @@ WORDS = {
     "serve-args with a head": "serve-args {base} {head}",
     "smoke": "smoke {base} {head} --steps 1 --max-new-tokens 3 --depths 0",
     "drift": "drift {base} {base} {head} --prompts {prompts} --max-new-tokens 3",
-    "tune-draft": "tune-draft {base} {head} {out} --samples {samples} --held-out 1 --rounds 1",
+    "tune-draft": "tune-draft {base} {head} {out} --samples {samples} --rounds 1",
     "push": "push {made} someone/other --target {base} --base-model someone/base --license mit --dry-run",
 }
 NO_REFS = {"families"}

@@ -203,7 +203,7 @@ def test_a_tuned_head_is_published(hub: HubServer, command: Command, tmp_path: P
     target, head = pair("eagle3", tmp_path)
     samples = tmp_path / "samples.jsonl"
     samples.write_text("".join(json.dumps({"prompt": f"w{i} w4", "response": "w5 w6 w7 w8"}) + "\n" for i in range(4)))
-    words = ("tune-draft", target, head, tmp_path / "out", "--samples", samples, "--held-out", 1, "--rounds", 1)
+    words = ("tune-draft", target, head, tmp_path / "out", "--samples", samples, "--rounds", 1)
     words += ("--target-name", "someone/base", "--push-to-hub", "someone/tuned", "--license", "mit", "--json")
     ran = command(*words)
     assert ran.finding("pushed")["actual"] == hub.state.repositories["someone/tuned"].refs["main"]

@@ -49,7 +49,7 @@ def test_a_head_that_changes_the_text_is_noticed(tmp_path: Path, monkeypatch: py
     from ckpt_tools.speculate import decode
 
     target, head = pair("eagle3", tmp_path)
-    monkeypatch.setattr(decode, "verifier", lambda *_: lambda draft, logits: (1, [draft.tokens[0], 5]))
+    monkeypatch.setattr(decode, "verifier", lambda *_: lambda draft, logits: ([0], [draft.tokens[0], 5]))
     with pytest.raises(ValueError, match="changed the text"):
         compared(target, {"frozen": head}, ["w3 w4 w5"], Plan(new_tokens=8))
 
