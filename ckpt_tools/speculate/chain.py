@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .draft import Choose, Draft
-from .head import Head, HeadOutput, causal_mask
+from .head import Head, HeadOutput, additive, causal_mask
 
 
 class Chain:
@@ -112,6 +112,4 @@ def lane_mask(certain: int, step: int, like: Tensor) -> Tensor:
     `like [1, lanes, h]`."""
     lanes = like.shape[1]
     own = torch.eye(lanes, dtype=torch.bool, device=like.device).repeat(1, step)
-    seen = torch.cat([own.new_ones(lanes, certain), own], dim=1)
-    mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
-    return mask.masked_fill(~seen, torch.finfo(like.dtype).min)[None, None]
+    return additive(torch.cat([own.new_ones(lanes, certain), own], dim=1), like)

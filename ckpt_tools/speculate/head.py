@@ -100,6 +100,10 @@ class Head(nn.Module, ABC):
 def causal_mask(rows: int, cached: int, like: Tensor) -> Tensor:
     """`[1, 1, rows, cached + rows]` with 0 where a row may look and the lowest number elsewhere."""
     total = cached + rows
-    seen = torch.ones(rows, total, dtype=torch.bool, device=like.device).tril(cached)
-    mask = torch.zeros(rows, total, dtype=like.dtype, device=like.device)
+    return additive(torch.ones(rows, total, dtype=torch.bool, device=like.device).tril(cached), like)
+
+
+def additive(seen: Tensor, like: Tensor) -> Tensor:
+    """`[1, 1, rows, columns]` to be added to scores: 0 where `seen [rows, columns]`, the lowest number elsewhere."""
+    mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
     return mask.masked_fill(~seen, torch.finfo(like.dtype).min)[None, None]

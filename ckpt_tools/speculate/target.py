@@ -16,7 +16,7 @@ from ..errors import CkptError, error
 from ..quantised import quantisation
 from ..report import listed
 from .draft import Draft
-from .head import Tables
+from .head import Tables, additive
 
 # Model types that transformers does not know and whose body is that of another: MiMo-7B is Qwen2 with MTP layers,
 # Kimi-K2 is DeepSeek-V3, and MiMo-V2's releases say mimo_v2 where transformers says mimo_v2_flash.
@@ -253,6 +253,4 @@ def tree_mask(draft: Draft, cached: int, like: Tensor) -> Tensor:
     for number in range(len(draft.tokens)):
         seen[number + 1] |= seen[draft.parent(number) + 1]
         seen[number + 1, number + 1] = True
-    whole = torch.cat([torch.ones(count, cached, dtype=torch.bool), seen], dim=1).to(like.device)
-    mask = torch.zeros(whole.shape, dtype=like.dtype, device=like.device)
-    return mask.masked_fill(~whole, torch.finfo(like.dtype).min)[None, None]
+    return additive(torch.cat([torch.ones(count, cached, dtype=torch.bool), seen], dim=1).to(like.device), like)
