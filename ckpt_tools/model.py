@@ -139,8 +139,7 @@ def _config_of(store: HfFolder | TorchDist, hf_config: Path | None) -> tuple[dic
 def _detected_variants(
     model: Model, side: str, names: Set[str], shape_of: Callable[[str], Shape | None] = unknown_shape
 ) -> dict[str, str]:
-    found = {v.kind: v.detect(model.dims, names, shape_of) for v in model.family.variants if v.side == side}
-    return {kind: option for kind, option in found.items() if option is not None}
+    return model.family.detected(side, model.dims, names, shape_of)
 
 
 def _count_mtp(model: Model, names: Set[str], report: Report) -> int:

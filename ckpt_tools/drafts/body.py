@@ -34,8 +34,7 @@ def _absent(folder: HfFolder, target: Target) -> list[str]:
     family, dims, tensors = target.family, target.dims, folder.tensors
     assert family is not None
     assert dims is not None
-    found = {v.kind: v.detect(dims, tensors.keys(), shape_in(tensors)) for v in family.variants if v.side == HF}
-    variants = family.defaults() | {kind: option for kind, option in found.items() if option is not None}
+    variants = family.defaults() | family.detected(HF, dims, tensors.keys(), shape_in(tensors))
     names = hf_shapes(family.table(dims, 0, dims.vocab_size, variants))
     absent = [name for name in names if name not in tensors]
     scheme = quantisation(target.config)

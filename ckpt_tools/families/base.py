@@ -95,3 +95,10 @@ class Family:
 
     def defaults(self) -> dict[str, str]:
         return {variant.kind: variant.options[0] for variant in self.variants}
+
+    def detected(
+        self, side: str, dims: Dims, names: Set[str], shape_of: Callable[[str], Shape | None] = unknown_shape
+    ) -> dict[str, str]:
+        """The options of one side that the names (and shapes) of a checkpoint show, by kind."""
+        found = {v.kind: v.detect(dims, names, shape_of) for v in self.variants if v.side == side}
+        return {kind: option for kind, option in found.items() if option is not None}

@@ -46,9 +46,7 @@ def read_native(container: Container) -> DraftSpec | None:
     dims = family.dims(fields)
     declared = fields.mtp_layers()
     fields.done()
-    variants = family.defaults()
-    found = {v.kind: v.detect(dims, container.tensors.keys()) for v in family.variants if v.side == HF}
-    variants |= {kind: option for kind, option in found.items() if option is not None}
+    variants = family.defaults() | family.detected(HF, dims, container.tensors.keys())
     probe = family.table(dims, family.mtp_limit, dims.vocab_size, variants)
     layers = mtp_layers_present(probe, container.tensors.keys(), hf=True)
     if not layers:
